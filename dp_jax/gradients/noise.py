@@ -1,0 +1,145 @@
+"""The one place that draws privacy noise: `add_noise`, and an optax transform around it."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dp_jax.gradients.compensated import Compensated, two_sum
+from dp_jax.gradients.gaussian import standard_normal
+
+PyTree = Any
+
+# The noised sum is rounded to a grid of 2^-14 to 2^-15 of stddev. Much finer grids (2^-20) let the
+# lattice of the float32 draw show; this one costs nothing in accuracy.
+_GRID_BITS = 14
+
+
+def add_noise(total: PyTree | Compensated, stddev: float, key: jax.Array) -> PyTree:
+  """Adds Gaussian noise to a sum of clipped gradients, once, and rounds it to a public grid.
+
+  Sum and noise are added and rounded in pair arithmetic, and only the rounded result becomes a
+  float32; a function of the exact noised value, so post-processing of it.
+
+  Args:
+    total: leaves float32[...], or a `Compensated` pair of such trees.
+    stddev: standard deviation of the noise in each coordinate, in units of the gradient:
+      noise_multiplier * clip_norm. A Python float between 1e-25 and 1e25.
+    key: one typed key, used for this release and no other. Leaf i draws from fold_in(key, i).
+
+  Returns:
+    The noised sum, leaves float32[...], all multiples of 2^(floor(log2 stddev) - 14).
+
+  Raises:
+    ValueError: if stddev is out of range or the key is not one typed key.
+
+  Dwork et al. 2006, "Our data, ourselves"; the grid answers Mironov 2012.
+  """
+  if not isinstance(stddev, int | float) or not 1e-25 <= stddev <= 1e25:
+    raise ValueError(f"stddev must be a number between 1e-25 and 1e25, got {stddev!r}.")
+  _check_key(key)
+  if not isinstance(total, Compensated):
+    total = Compensated(total, jax.tree.map(jnp.zeros_like, total))
+  sums, structure = jax.tree.flatten(total.sum)
+  errors = jax.tree.leaves(total.error)
+  keys = [jax.random.fold_in(key, index) for index in range(len(sums))]
+  noised = [
+    _noised_leaf(s, e, float(stddev), k) for s, e, k in zip(sums, errors, keys, strict=True)
+  ]
+  return jax.tree.unflatten(structure, noised)
+
+
+class NoiseState(NamedTuple):
+  """State of `gaussian_noise`.
+
+  Attributes:
+    key: the typed key of the run; step t draws from fold_in(key, t).
+    count: int32[], the number of releases so far.
+  """
+
+  key: jax.Array
+  count: jax.Array  # type: ignore[assignment]  # the name optax uses
+
+
+def gaussian_noise(stddev: float, key: jax.Array) -> optax.GradientTransformation:
+  """An optax transform that adds noise to the sum of clipped gradients; put it first in a chain.
+
+  The updates that it takes are the sum over the units of one logical batch, as `clipped_grad`
+  returns it (plain or a `Compensated` pair). Divide by the public expected batch size after it.
+
+  Args:
+    stddev: noise_multiplier * clip_norm.
+    key: one typed key, never used elsewhere.
+
+  Returns:
+    A GradientTransformation with a `NoiseState`. The key enters the state in `init`, which must
+    not be traced: a key that is closed over by a jitted function ends up in its executable, and so
+    in the compilation cache on disk. Nobody but you may see the state.
+
+  Raises:
+    ValueError: from `init`, if it is called under jit, grad or vmap.
+  """
+  _check_key(key)
+
+  def init(params: PyTree) -> NoiseState:
+    del params
+    # Under a trace even the sum of two constants is a tracer.
+    if isinstance(jax.lax.add(np.float32(0), np.float32(0)), jax.core.Tracer):
+      raise ValueError(
+        "gaussian_noise's init was called inside a traced function (jit, grad, vmap): the secret"
+        " key would be compiled into it. Call init outside and pass the state as an argument."
+      )
+    return NoiseState(key, jnp.zeros((), jnp.int32))
+
+  def update(updates: PyTree, state: NoiseState, params: PyTree = None) -> Any:
+    del params
+    noised = add_noise(updates, stddev, jax.random.fold_in(state.key, state.count))
+    return noised, NoiseState(state.key, state.count + 1)
+
+  return optax.GradientTransformation(init, update)
+
+
+def _check_key(key: Any) -> None:
+  if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+    raise ValueError("key must be a typed key: jax.random.wrap_key_data of secret bits.")
+  if key.ndim != 0:
+    raise ValueError(f"key must be a single key, got an array of keys of shape {key.shape}.")
+
+
+def _noised_leaf(total: jax.Array, error: jax.Array, stddev: float, key: jax.Array) -> jax.Array:
+  """round((total + error + stddev * z) / grid) * grid, without rounding anything before that.
+
+  Everything is measured in grids: |stddev z| < 2^19, and a sum of up to 2^41 is exact as a pair.
+  """
+  exponent = math.floor(math.log2(stddev)) - _GRID_BITS
+  scale = np.float32(2.0**-exponent)
+  # Rounded up, so that the noise is never less than what was accounted.
+  per_grid = np.nextafter(np.float32(math.ldexp(stddev, -exponent)), np.float32(np.inf))
+  high, low = standard_normal(key, total.shape)
+  noise, noise_error = _two_product(high, per_grid)
+  terms = [*two_sum(total * scale, error * scale), noise, noise_error + low * per_grid]
+  whole = [jnp.round(term) for term in terms]
+  fraction = sum((term - part for term, part in zip(terms, whole, strict=True)), jnp.float32(0))
+  # The small integers add up exactly (all below 2^24), so that the last sum is the exact total
+  # rounded once: it depends on the total alone, not on how the terms were split.
+  return (whole[0] + (whole[1] + whole[2] + whole[3] + jnp.round(fraction))) * np.float32(
+    2.0**exponent
+  )
+
+
+def _two_product(a: jax.Array, b: np.float32) -> tuple[jax.Array, jax.Array]:
+  """(fl(a b), what the rounding dropped), by splitting both factors into 12 bits (Dekker 1971)."""
+  product = a * b
+  a_high, b_high = _upper_half(a), _upper_half(jnp.float32(b))
+  a_low, b_low = a - a_high, b - b_high
+  error = ((a_high * b_high - product) + a_high * b_low + a_low * b_high) + a_low * b_low
+  return product, error
+
+
+def _upper_half(x: jax.Array) -> jax.Array:
+  # By mask, not by Veltkamp's multiplication: no compiler can contract it.
+  bits = jax.lax.bitcast_convert_type(x, jnp.uint32) & jnp.uint32(0xFFFFF000)
+  return jax.lax.bitcast_convert_type(bits, jnp.float32)
