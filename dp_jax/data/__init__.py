@@ -1,0 +1,16 @@
+"""Data: random-access sources of records, and units assembled from them in static shapes."""
+
+from dp_jax.data.source import ArraySource, Record, RecordError, Source, SourceInfo, open_source
+from dp_jax.data.units import RecordSpec, UnitLoader, check_records
+
+__all__ = [
+  "ArraySource",
+  "Record",
+  "RecordError",
+  "RecordSpec",
+  "Source",
+  "SourceInfo",
+  "UnitLoader",
+  "check_records",
+  "open_source",
+]

@@ -1,0 +1,110 @@
+"""Images and labels in NumPy's .npz files."""
+
+from __future__ import annotations
+
+import pathlib
+import zipfile
+
+import numpy as np
+
+from dp_jax.data.source import ArraySource, SourceInfo
+
+# Tried in this order; SPLIT stands for the name of the split.
+_IMAGE_KEYS = ("SPLIT_image", "SPLIT_images", "x_SPLIT")
+_LABEL_KEYS = ("SPLIT_label", "SPLIT_labels", "y_SPLIT")
+
+
+def open_npz(path: str | None, split: str) -> ArraySource:
+  """Opens one split of an .npz file, or of a folder with one such file per split.
+
+  Pixel values keep their dtype if it is uint8 and become float32 otherwise. The number of
+  classes is not read off the labels, since that would make it depend on the records: it has to
+  be declared. The declared range is 0..255 for uint8 and 0..1 for anything else.
+
+  Args:
+    path: FILE.npz with the arrays train_image, train_label, test_image, test_label (or x_train,
+      y_train, x_test, y_test, as in mnist.npz), or a folder with train.npz and test.npz, each
+      with the arrays image and label.
+    split: "train", "test" or any other for which the file has arrays.
+
+  Returns:
+    A source of [H, W, C] images; [H, W] images get a channel axis.
+
+  Raises:
+    ValueError: if the path is missing, is no .npz file, lacks an array, or the arrays are not
+      [N, H, W] or [N, H, W, C] numbers and N integers.
+  """
+  if not path:
+    raise ValueError("the npz source needs a path: set data.path to a file or folder")
+  location = pathlib.Path(path)
+  if location.is_dir():
+    file = location / f"{split}.npz"
+    image_keys: tuple[str, ...] = ("image", "images")
+    label_keys: tuple[str, ...] = ("label", "labels")
+  else:
+    file = location
+    image_keys = tuple(key.replace("SPLIT", split) for key in _IMAGE_KEYS)
+    label_keys = tuple(key.replace("SPLIT", split) for key in _LABEL_KEYS)
+  if not file.is_file():
+    raise ValueError(f"no such file: {file} (data.path is {path!r})")
+  images, labels = _read_arrays(file, image_keys, label_keys)
+  images, labels = _checked(file, images, labels)
+  info = SourceInfo(
+    name=f"{file.name}/{split}",
+    num_records=len(labels),
+    image_shape=images.shape[1:],
+    num_classes=None,
+    value_range=(0.0, 255.0) if images.dtype == np.uint8 else (0.0, 1.0),
+    image_dtype=images.dtype.name,
+  )
+  return ArraySource(info, images, labels)
+
+
+def _read_arrays(
+  file: pathlib.Path, image_keys: tuple[str, ...], label_keys: tuple[str, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+  """Reads the two arrays under the first of their names that the file has."""
+  if not zipfile.is_zipfile(file):
+    raise ValueError(f"{file} is not an .npz archive")
+  found = []
+  # Pickled objects are refused: loading one can run any code.
+  with np.load(file, allow_pickle=False) as arrays:
+    for keys in (image_keys, label_keys):
+      present = [key for key in keys if key in arrays.files]
+      if not present:
+        raise ValueError(
+          f"{file} has no array {keys[0]!r} (nor {', '.join(keys[1:])}); "
+          f"it has {', '.join(sorted(arrays.files)) or 'none'}"
+        )
+      try:
+        found.append(arrays[present[0]])
+      except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{file}: cannot read the array {present[0]!r}: {error}") from error
+  return found[0], found[1]
+
+
+def _checked(
+  file: pathlib.Path, images: np.ndarray, labels: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+  """Checks the schema of both arrays and brings them to the dtypes of a source."""
+  numeric = images.dtype.kind in "uif"
+  if images.ndim not in (3, 4) or not numeric:
+    raise ValueError(
+      f"{file}: images must be numbers of shape [N, H, W] or [N, H, W, C], "
+      f"not {images.dtype} {images.shape}"
+    )
+  if labels.ndim == 2 and labels.shape[1] == 1:
+    labels = labels[:, 0]
+  if labels.dtype.kind not in "ui" or labels.shape != images.shape[:1]:
+    raise ValueError(
+      f"{file}: labels must be {len(images)} integers, one per image, "
+      f"not {labels.dtype} {labels.shape}"
+    )
+  if not len(images):
+    raise ValueError(f"{file}: the arrays are empty")
+  if images.ndim == 3:
+    images = images[..., None]
+  if images.dtype != np.uint8:
+    with np.errstate(over="ignore", invalid="ignore"):  # what does not fit becomes infinite
+      images = images.astype(np.float32)
+  return images, labels.astype(np.int64)

@@ -1,0 +1,208 @@
+"""Random-access sources of labelled images: the interface, and the function that opens one.
+
+A source is read by index, in any order and as often as the sampler asks, so it has no iterator
+state to save or to keep in step across hosts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+
+Record = Mapping[str, Any]
+
+
+class RecordError(ValueError):
+  """One record cannot be read or decoded; the others may well be fine."""
+
+
+@dataclass(frozen=True)
+class SourceInfo:
+  """What is known of a source without reading its records.
+
+  Nothing here is computed from pixel values or labels, so it may be shown for private data too
+  (the number of records where the adjacency makes it public).
+
+  Attributes:
+    name: the source and split, for messages and reports.
+    num_records: how many records there are.
+    image_shape: (height, width, channels), or None if records differ.
+    num_classes: how many labels the format declares, or None if it declares none.
+    value_range: the smallest and largest pixel value that the format allows.
+    class_names: one name per label, or empty.
+    image_dtype: "uint8" or "float32", the dtype in which batches are assembled.
+  """
+
+  name: str
+  num_records: int
+  image_shape: tuple[int, ...] | None
+  num_classes: int | None
+  value_range: tuple[float, float]
+  class_names: tuple[str, ...] = ()
+  image_dtype: str = "uint8"
+
+
+class Source(Protocol):
+  """Labelled images by index."""
+
+  @property
+  def info(self) -> SourceInfo:
+    """What is known without reading records."""
+
+  def __len__(self) -> int:
+    """The number of records."""
+
+  def __getitem__(self, index: int) -> Record:
+    """One record: "image" [H, W, C] and "label", an integer. May raise RecordError."""
+
+  def gather(self, indices: np.ndarray) -> dict[str, np.ndarray] | Sequence[Record | RecordError]:
+    """Several records at once.
+
+    A source whose records all have one shape returns them stacked, {"image": [n, H, W, C],
+    "label": int64[n]}. Any other returns a list, with the error in the place of a record that
+    cannot be read.
+    """
+
+  def fingerprint(self) -> str:
+    """A hash that changes when the records do."""
+
+
+class ArraySource:
+  """A source that holds all its records in two arrays."""
+
+  def __init__(self, info: SourceInfo, images: np.ndarray, labels: np.ndarray):
+    """Keeps the arrays, without a copy.
+
+    Args:
+      info: describes the arrays; `image_shape` and `num_records` must agree with them.
+      images: [num_records, H, W, C].
+      labels: int64[num_records].
+
+    Raises:
+      ValueError: if the arrays do not have these shapes.
+    """
+    expected = (info.num_records, *(info.image_shape or ()))
+    if images.shape != expected or labels.shape != (info.num_records,):
+      raise ValueError(
+        f"{info.name}: images {images.shape} and labels {labels.shape} do not fit the declared "
+        f"{expected} and {(info.num_records,)}"
+      )
+    self._info = info
+    self._images = images
+    self._labels = labels
+
+  @property
+  def info(self) -> SourceInfo:
+    """What is known without reading records."""
+    return self._info
+
+  def __len__(self) -> int:
+    """The number of records."""
+    return self._info.num_records
+
+  def __getitem__(self, index: int) -> Record:
+    """One record: "image" [H, W, C] and "label"."""
+    return {"image": self._images[index], "label": int(self._labels[index])}
+
+  def gather(self, indices: np.ndarray) -> dict[str, np.ndarray]:
+    """The records at `indices` (int64[n]), stacked."""
+    return {"image": self._images[indices], "label": self._labels[indices]}
+
+  def fingerprint(self) -> str:
+    """SHA-256 over shapes, dtypes and contents of both arrays."""
+    digest = hashlib.sha256()
+    for array in (self._images, self._labels):
+      digest.update(f"{array.shape}{array.dtype.str}".encode())
+      digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+class Head:
+  """The first records of another source."""
+
+  def __init__(self, source: Source, num_records: int):
+    """Cuts `source` to its first `num_records` records, or keeps all if it has fewer."""
+    self._source = source
+    self._info = replace(source.info, num_records=min(num_records, len(source)))
+
+  @property
+  def info(self) -> SourceInfo:
+    """What is known without reading records."""
+    return self._info
+
+  def __len__(self) -> int:
+    """The number of records."""
+    return self._info.num_records
+
+  def __getitem__(self, index: int) -> Record:
+    """One record of the other source."""
+    if not 0 <= index < len(self):
+      raise IndexError(f"record {index} of {len(self)}")
+    return self._source[index]
+
+  def gather(self, indices: np.ndarray) -> dict[str, np.ndarray] | Sequence[Record | RecordError]:
+    """The records at `indices` (int64[n])."""
+    if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
+      raise IndexError(f"records {indices.min()}..{indices.max()} of {len(self)}")
+    return self._source.gather(indices)
+
+  def fingerprint(self) -> str:
+    """The other source's hash and the number of records kept."""
+    return f"{self._source.fingerprint()}[:{len(self)}]"
+
+
+def open_source(
+  name: str,
+  split: str,
+  *,
+  path: str | None = None,
+  seed: int = 0,
+  num_records: int | None = None,
+) -> Source:
+  """Opens a source by name.
+
+  Args:
+    name: "digits" (the scans that scikit-learn ships), "rendered_digits" (drawn here, public),
+      "npz" (arrays in files) or "tfds:NAME" (a prepared TensorFlow Datasets data set).
+    split: "train" or "test", or what the tfds data set calls its splits.
+    path: the file or folder of "npz"; the data_dir of "tfds:NAME".
+    seed: picks the split of "digits" and the drawings of "rendered_digits".
+    num_records: how many digits to render (default 20,000); for the other sources, reads only
+      the first so many records.
+
+  Returns:
+    The source.
+
+  Raises:
+    ValueError: for an unknown name or split, or a file that is missing or malformed.
+  """
+  # Imported here so that a source's own dependencies are only needed where it is used.
+  source: Source
+  if num_records is not None and num_records < 1:
+    raise ValueError(f"num_records must be at least 1, not {num_records}")
+  if name == "rendered_digits":
+    from dp_jax.data import rendered_digits
+
+    count = rendered_digits.DEFAULT_NUM_RECORDS if num_records is None else num_records
+    return rendered_digits.open_rendered_digits(split, seed=seed, num_records=count)
+  if name == "digits":
+    from dp_jax.data import digits
+
+    source = digits.open_digits(split, seed=seed)
+  elif name == "npz":
+    from dp_jax.data import npz
+
+    source = npz.open_npz(path, split)
+  elif name.startswith("tfds:"):
+    from dp_jax.data import tfds_source
+
+    source = tfds_source.TfdsSource(name.removeprefix("tfds:"), split, data_dir=path)
+  else:
+    raise ValueError(
+      f"unknown data source {name!r}; use one of digits, rendered_digits, npz, tfds:NAME"
+    )
+  return source if num_records is None else Head(source, num_records)

@@ -1,0 +1,251 @@
+"""From records to units: fixed shapes, masks, and what happens to a malformed record."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dp_jax.data.source import Record, RecordError, Source
+
+# How many records `check_records` asks for at once.
+_CHECK_CHUNK = 1024
+
+
+@dataclass(frozen=True)
+class RecordSpec:
+  """What a well-formed record looks like; declared, never read off the records.
+
+  Attributes:
+    image_shape: (height, width, channels).
+    num_classes: labels are 0..num_classes - 1.
+    value_range: the pixel values that the model maps to its input range. A value outside it is
+      no error (clipping bounds what it can do), and neither is one that is not finite.
+  """
+
+  image_shape: tuple[int, ...]
+  num_classes: int
+  value_range: tuple[float, float]
+
+  def __post_init__(self) -> None:
+    """Refuses a spec that no record could meet."""
+    if len(self.image_shape) != 3 or min(self.image_shape) < 1:
+      raise ValueError(f"image_shape must be (height, width, channels), not {self.image_shape}")
+    if self.num_classes < 1:
+      raise ValueError(f"num_classes must be at least 1, not {self.num_classes}")
+    if not self.value_range[0] < self.value_range[1]:
+      raise ValueError(f"value_range must be (low, high) with low < high, not {self.value_range}")
+
+
+def check_records(source: Source, spec: RecordSpec) -> None:
+  """Reads every record and refuses the first malformed one.
+
+  For public data, or where the owner of private data asks for it: on private data the message,
+  and the mere fact of a crash, tells of a record.
+
+  Args:
+    source: the records.
+    spec: what they must look like.
+
+  Raises:
+    ValueError: names the first bad record and what is wrong with it.
+  """
+  for start in range(0, len(source), _CHECK_CHUNK):
+    indices = np.arange(start, min(start + _CHECK_CHUNK, len(source)))
+    _, _, problems = _read(source, indices, spec)
+    if problems:
+      index = min(problems)
+      raise ValueError(_complaint(source, index, problems[index]))
+
+
+class UnitLoader:
+  """Assembles batches of units in static shapes.
+
+  A unit is one record, or with `unit_ids` all records with one id. A malformed record (label out
+  of range, another image shape, undecodable) has zero weight: its `record_mask` is False and its
+  pixels are zeros, while its unit stays in the batch. So neither a crash nor the shape of a batch
+  depends on what a record holds.
+  """
+
+  def __init__(
+    self,
+    source: Source,
+    spec: RecordSpec,
+    *,
+    max_records_per_unit: int = 1,
+    strict: bool = False,
+    unit_ids: Sequence[Hashable] | np.ndarray | None = None,
+  ):
+    """Groups records into units.
+
+    Args:
+      source: the records.
+      spec: what they must look like.
+      max_records_per_unit: K. A unit with more keeps its first K in the order of the source,
+        which depends on that unit alone.
+      strict: raise on a malformed record instead of giving it zero weight.
+      unit_ids: [num_records], the unit that each record belongs to; None makes each record its
+        own unit. Units are numbered in the order in which their ids first occur.
+
+    Raises:
+      ValueError: if K is below 1, `unit_ids` has another length, or the source declares a shape,
+        dtype or number of classes that contradicts `spec`.
+    """
+    info = source.info
+    if max_records_per_unit < 1:
+      raise ValueError(f"max_records_per_unit must be at least 1, not {max_records_per_unit}")
+    if info.image_shape is not None and tuple(info.image_shape) != tuple(spec.image_shape):
+      raise ValueError(
+        f"{info.name} has images of shape {info.image_shape}, but {spec.image_shape} is declared"
+      )
+    if info.num_classes is not None and info.num_classes != spec.num_classes:
+      raise ValueError(
+        f"{info.name} has {info.num_classes} classes, but {spec.num_classes} are declared"
+      )
+    self._source = source
+    self._spec = spec
+    self._strict = strict
+    self._bad_records: dict[int, str] = {}
+    self._members = _members(len(source), unit_ids, max_records_per_unit)
+
+  @property
+  def num_units(self) -> int:
+    """How many units there are, well-formed or not."""
+    return len(self._members)
+
+  @property
+  def max_records_per_unit(self) -> int:
+    """K, the number of record slots of each unit."""
+    return self._members.shape[1]
+
+  @property
+  def bad_records(self) -> dict[int, str]:
+    """Malformed records met so far: index in the source, and what is wrong.
+
+    Not covered by a privacy guarantee: of private data, keep it under `private/`.
+    """
+    return dict(self._bad_records)
+
+  def load(self, indices: np.ndarray, size: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """Loads units and pads them to `size`.
+
+    Args:
+      indices: int64[n], units in 0..num_units - 1, n <= size.
+      size: how many units the returned arrays have.
+
+    Returns:
+      The units: "image" [size, K, H, W, C] in the dtype that the source declares (uint8 or
+      float32), "label" int32[size, K], "record_mask" bool[size, K]; and mask bool[size], False on
+      padding. Where `record_mask` is False, image and label are zeros. A unit whose records are
+      all masked is in the batch all the same.
+
+    Raises:
+      ValueError: if there are more than `size` indices or one is out of range; with `strict`
+        also on a malformed record, which it names.
+    """
+    indices = np.asarray(indices, np.int64)
+    if indices.ndim != 1 or len(indices) > size:
+      raise ValueError(f"cannot load indices of shape {indices.shape} into a batch of {size}")
+    if len(indices) and not (indices.min() >= 0 and indices.max() < self.num_units):
+      raise ValueError(
+        f"units {indices.min()}..{indices.max()} asked for, but there are {self.num_units}"
+      )
+    slots = self.max_records_per_unit
+    members = np.full((size, slots), -1, np.int64)
+    members[: len(indices)] = self._members[indices]
+    record_mask = members >= 0
+    records = members[record_mask]
+    images, labels, problems = _read(self._source, records, self._spec)
+    if problems:
+      self._note(problems)
+      record_mask[record_mask] = [int(index) not in problems for index in records]
+    units = {
+      "image": np.zeros((size, slots, *self._spec.image_shape), images.dtype),
+      "label": np.zeros((size, slots), np.int32),
+      "record_mask": record_mask,
+    }
+    filled = members >= 0
+    units["image"][filled] = images
+    units["label"][filled] = labels
+    return units, np.arange(size) < len(indices)
+
+  def _note(self, problems: dict[int, str]) -> None:
+    """Remembers malformed records, or refuses them."""
+    if self._strict:
+      index = min(problems)
+      raise ValueError(_complaint(self._source, index, problems[index]))
+    self._bad_records.update(problems)
+
+
+def _members(
+  num_records: int, unit_ids: Sequence[Hashable] | np.ndarray | None, slots: int
+) -> np.ndarray:
+  """The records of each unit, int64[num_units, slots], filled up with -1."""
+  if unit_ids is None:
+    members = np.full((num_records, slots), -1, np.int64)
+    members[:, 0] = np.arange(num_records)
+    return members
+  if len(unit_ids) != num_records:
+    raise ValueError(f"{len(unit_ids)} unit_ids for {num_records} records")
+  groups: dict[Hashable, list[int]] = {}
+  for index, unit_id in enumerate(unit_ids):
+    groups.setdefault(unit_id, []).append(index)
+  members = np.full((len(groups), slots), -1, np.int64)
+  for row, group in zip(members, groups.values(), strict=True):
+    kept = group[:slots]
+    row[: len(kept)] = kept
+  return members
+
+
+def _complaint(source: Source, index: int, problem: str) -> str:
+  return f"record {index} of {source.info.name}: {problem}"
+
+
+def _read(
+  source: Source, indices: np.ndarray, spec: RecordSpec
+) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
+  """Reads records: images [n, H, W, C], labels int32[n], and what is wrong with which record.
+
+  A malformed record is all zeros in both arrays.
+  """
+  gathered = source.gather(indices)
+  dtype = np.dtype(source.info.image_dtype)
+  images = np.zeros((len(indices), *spec.image_shape), dtype)
+  labels = np.zeros(len(indices), np.int32)
+  problems: dict[int, str] = {}
+  if isinstance(gathered, dict):
+    good = (gathered["label"] >= 0) & (gathered["label"] < spec.num_classes)
+    if gathered["image"].shape[1:] != images.shape[1:]:
+      good[:] = False
+    if good.all():
+      return gathered["image"].astype(dtype, copy=False), gathered["label"].astype(np.int32), {}
+    gathered = [
+      {"image": image, "label": label}
+      for image, label in zip(gathered["image"], gathered["label"], strict=True)
+    ]
+  for row, (index, record) in enumerate(zip(indices, gathered, strict=True)):
+    problem = _problem(record, spec, dtype)
+    if problem is None and not isinstance(record, RecordError):
+      with np.errstate(over="ignore", invalid="ignore"):  # what does not fit becomes infinite
+        images[row] = record["image"]
+      labels[row] = record["label"]
+    elif problem is not None:
+      problems[int(index)] = problem
+  return images, labels, problems
+
+
+def _problem(record: Record | RecordError, spec: RecordSpec, dtype: np.dtype) -> str | None:
+  """What is wrong with one record, or None."""
+  if isinstance(record, RecordError):
+    return str(record)
+  image, label = np.asarray(record["image"]), np.asarray(record["label"])
+  if label.shape != () or label.dtype.kind not in "ui":
+    return f"the label must be one integer, not {label.dtype} of shape {label.shape}"
+  if not 0 <= label < spec.num_classes:
+    return f"label {label} is outside 0..{spec.num_classes - 1}"
+  if image.shape != tuple(spec.image_shape):
+    return f"the image has shape {image.shape}, not {tuple(spec.image_shape)}"
+  if image.dtype.kind not in "uif" or not np.can_cast(image.dtype, dtype, "same_kind"):
+    return f"the image has dtype {image.dtype}, not {dtype}"
+  return None

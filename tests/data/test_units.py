@@ -1,0 +1,180 @@
+"""Units: padding, masks, malformed records, and grouping."""
+
+import numpy as np
+import pytest
+
+from dp_jax.data import (
+  ArraySource,
+  RecordError,
+  RecordSpec,
+  SourceInfo,
+  UnitLoader,
+  check_records,
+  open_source,
+)
+
+SPEC = RecordSpec(image_shape=(2, 3, 1), num_classes=4, value_range=(0.0, 1.0))
+
+
+class ListSource:
+  """Records of any shape, one by one, as a source of files would give them."""
+
+  def __init__(self, records, image_shape=None, image_dtype="float32"):
+    self._records = records
+    self.info = SourceInfo(
+      "list", len(records), image_shape, None, (0.0, 1.0), image_dtype=image_dtype
+    )
+
+  def __len__(self):
+    return len(self._records)
+
+  def __getitem__(self, index):
+    return self._records[index]
+
+  def gather(self, indices):
+    return [self[int(index)] for index in indices]
+
+  def fingerprint(self):
+    return "list"
+
+
+def _image(value=1.0, shape=(2, 3, 1), dtype=np.float32):
+  return np.full(shape, value, dtype)
+
+
+def _array_source(labels):
+  info = SourceInfo("arrays", len(labels), (2, 3, 1), None, (0.0, 255.0))
+  images = np.arange(len(labels) * 6, dtype=np.uint8).reshape(-1, 2, 3, 1)
+  return ArraySource(info, images, np.asarray(labels, np.int64))
+
+
+def test_padding_and_masks():
+  source = open_source("digits", "train")
+  loader = UnitLoader(source, RecordSpec((8, 8, 1), 10, (0.0, 16.0)))
+  assert loader.num_units == 1437
+  units, mask = loader.load(np.array([5, 0, 1436]), 8)
+  assert units["image"].shape == (8, 1, 8, 8, 1) and units["image"].dtype == np.uint8
+  assert units["label"].shape == (8, 1) and units["label"].dtype == np.int32
+  np.testing.assert_array_equal(mask, [True] * 3 + [False] * 5)
+  np.testing.assert_array_equal(units["record_mask"][:, 0], mask)
+  np.testing.assert_array_equal(units["image"][0, 0], source[5]["image"])
+  assert units["label"][2, 0] == source[1436]["label"]
+  assert not units["image"][3:].any() and not units["label"][3:].any()
+  assert loader.bad_records == {}
+
+
+def test_an_empty_batch_has_the_same_shapes():
+  loader = UnitLoader(_array_source([0, 1]), SPEC)
+  units, mask = loader.load(np.zeros(0, np.int64), 4)
+  full, _ = loader.load(np.array([0, 1]), 4)
+  assert not mask.any() and not units["record_mask"].any()
+  for name in full:
+    assert units[name].shape == full[name].shape and units[name].dtype == full[name].dtype
+
+
+def test_a_label_out_of_range_has_zero_weight():
+  loader = UnitLoader(_array_source([0, 4, 3, -1]), SPEC)
+  units, mask = loader.load(np.arange(4), 5)
+  np.testing.assert_array_equal(units["record_mask"][:, 0], [True, False, True, False, False])
+  np.testing.assert_array_equal(mask, [True] * 4 + [False])  # the unit stays in the batch
+  assert units["label"].max() == 3 and units["label"].min() == 0
+  assert not units["image"][[1, 3]].any()
+  assert loader.bad_records == {1: "label 4 is outside 0..3", 3: "label -1 is outside 0..3"}
+
+
+BAD = [
+  ({"image": _image(shape=(3, 3, 1)), "label": 0}, r"shape \(3, 3, 1\), not \(2, 3, 1\)"),
+  ({"image": _image(shape=(2, 3)), "label": 0}, r"shape \(2, 3\)"),
+  ({"image": _image(), "label": 7}, r"label 7 is outside 0\.\.3"),
+  ({"image": _image(), "label": 1.0}, "label must be one integer"),
+  ({"image": _image(), "label": np.array([1])}, "label must be one integer"),
+  ({"image": np.full((2, 3, 1), "a"), "label": 1}, "dtype"),
+  (RecordError("cannot be decoded: EOFError"), "cannot be decoded"),
+]
+
+
+@pytest.mark.parametrize(("bad", "message"), BAD)
+def test_one_bad_record(bad, message):
+  source = ListSource([{"image": _image(), "label": 2}, bad, {"image": _image(0.5), "label": 3}])
+  loader = UnitLoader(source, SPEC)
+  units, mask = loader.load(np.array([0, 1, 2]), 3)
+  np.testing.assert_array_equal(units["record_mask"][:, 0], [True, False, True])
+  assert mask.all()
+  np.testing.assert_array_equal(units["label"][:, 0], [2, 0, 3])
+  assert list(loader.bad_records) == [1]
+  for refuse in (
+    lambda: check_records(source, SPEC),
+    lambda: UnitLoader(source, SPEC, strict=True).load(np.array([2, 1]), 2),
+  ):
+    with pytest.raises(ValueError, match=f"record 1 of list: .*{message}"):
+      refuse()
+
+
+def test_values_that_are_not_finite_are_left_alone():
+  wide = np.array([np.nan, np.inf, -np.inf, 1e300, 0, 5], np.float64).reshape(2, 3, 1)
+  source = ListSource([{"image": wide, "label": 0}])
+  check_records(source, SPEC)
+  units, _ = UnitLoader(source, SPEC).load(np.array([0]), 1)
+  assert units["image"].dtype == np.float32 and units["record_mask"].all()
+  expected = [np.nan, np.inf, -np.inf, np.inf, 0, 5]
+  np.testing.assert_array_equal(units["image"].ravel(), expected)
+
+
+def test_check_records_names_the_first_of_several_in_a_later_chunk():
+  labels = np.zeros(3000, np.int64)
+  check_records(_array_source(labels), SPEC)
+  labels[[2500, 2100]] = 9
+  with pytest.raises(ValueError, match="record 2100 of arrays: label 9"):
+    check_records(_array_source(labels), SPEC)
+
+
+def test_units_of_several_records():
+  """A unit with more than K records is cut by a rule that depends on it alone."""
+  labels = [0, 1, 2, 3, 0, 9]
+  loader = UnitLoader(
+    _array_source(labels), SPEC, max_records_per_unit=2, unit_ids=["b", "a", "b", "b", "c", "c"]
+  )
+  assert loader.num_units == 3 and loader.max_records_per_unit == 2
+  units, mask = loader.load(np.array([2, 0, 1]), 4)
+  assert units["image"].shape == (4, 2, 2, 3, 1)
+  np.testing.assert_array_equal(units["label"], [[0, 0], [0, 2], [1, 0], [0, 0]])
+  np.testing.assert_array_equal(
+    units["record_mask"], [[True, False], [True, True], [True, False], [False, False]]
+  )
+  np.testing.assert_array_equal(mask, [True, True, True, False])
+  assert units["image"][1, 1, 0, 0, 0] == 2 * 6  # the third record
+  # Other units' records in between do not change which two are kept.
+  moved = UnitLoader(
+    _array_source([0, 2, 3]), SPEC, max_records_per_unit=2, unit_ids=["b", "b", "b"]
+  )
+  np.testing.assert_array_equal(moved.load(np.array([0]), 1)[0]["label"], [[0, 2]])
+
+
+def test_what_contradicts_the_declaration_is_refused_at_once():
+  source = open_source("digits", "train")
+  with pytest.raises(ValueError, match=r"images of shape \(8, 8, 1\), but \(28, 28, 1\)"):
+    UnitLoader(source, RecordSpec((28, 28, 1), 10, (0.0, 16.0)))
+  with pytest.raises(ValueError, match="10 classes, but 7 are declared"):
+    UnitLoader(source, RecordSpec((8, 8, 1), 7, (0.0, 16.0)))
+  with pytest.raises(ValueError, match="max_records_per_unit must be at least 1, not 0"):
+    UnitLoader(_array_source([0]), SPEC, max_records_per_unit=0)
+  with pytest.raises(ValueError, match="2 unit_ids for 1 records"):
+    UnitLoader(_array_source([0]), SPEC, unit_ids=[1, 2])
+  for shape, classes, values in (
+    ((2, 3), 4, (0.0, 1.0)),
+    ((2, 3, 0), 4, (0.0, 1.0)),
+    ((2, 3, 1), 0, (0.0, 1.0)),
+    ((2, 3, 1), 4, (1.0, 1.0)),
+  ):
+    with pytest.raises(ValueError, match=r"image_shape|num_classes|value_range"):
+      RecordSpec(shape, classes, values)
+
+
+def test_indices_are_checked():
+  loader = UnitLoader(_array_source([0, 1, 2]), SPEC)
+  with pytest.raises(ValueError, match=r"indices of shape \(3,\) into a batch of 2"):
+    loader.load(np.arange(3), 2)
+  with pytest.raises(ValueError, match=r"units 0\.\.3 asked for, but there are 3"):
+    loader.load(np.array([0, 3]), 4)
+  with pytest.raises(ValueError, match=r"units -1\.\.0"):
+    loader.load(np.array([-1, 0]), 4)
