@@ -1,0 +1,1 @@
+"""L3: what a model does on held-out data."""

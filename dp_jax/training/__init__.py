@@ -1,0 +1,1 @@
+"""L4: the one training loop, its configuration, checkpoints and releases."""

@@ -1,0 +1,69 @@
+"""The models by name."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from dp_jax.models.convnet import ConvNet
+
+MODELS = {"convnet": ConvNet}
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelSpec:
+  """Everything that rebuilds a model and feeds it: it travels in the header of its weights.
+
+  Attributes:
+    name: a key of MODELS.
+    sizes: the keyword arguments of that model.
+    image_shape: (height, width, channels) of its input.
+    num_classes: the number of its outputs.
+    value_range: (low, high) of the raw pixel values, mapped to [-1, 1] before the model.
+    class_names: names of the classes, or () where they have none.
+  """
+
+  name: str
+  sizes: Mapping[str, Any]
+  image_shape: tuple[int, ...]
+  num_classes: int
+  value_range: tuple[float, float]
+  class_names: tuple[str, ...] = ()
+
+  def build(self, seed: int) -> nnx.Module:
+    """A freshly initialised module; `seed` is for initial values only, never for noise.
+
+    Raises:
+      ValueError: if the name is unknown or a size does not fit.
+    """
+    if self.name not in MODELS:
+      raise ValueError(f"model.name={self.name!r} is not one of {', '.join(sorted(MODELS))}.")
+    try:
+      return MODELS[self.name](
+        image_shape=self.image_shape,
+        num_classes=self.num_classes,
+        rngs=nnx.Rngs(seed),
+        **self.sizes,
+      )
+    except TypeError as error:
+      raise ValueError(f"the sizes {dict(self.sizes)} do not fit {self.name}: {error}.") from error
+
+  def to_json(self) -> str:
+    return json.dumps(dataclasses.asdict(self), sort_keys=True)
+
+  @classmethod
+  def from_json(cls, text: str) -> "ModelSpec":
+    """Inverse of `to_json`.
+
+    Raises:
+      ValueError: if the text does not describe a model.
+    """
+    try:
+      fields = json.loads(text)
+      for name in ("image_shape", "value_range", "class_names"):
+        fields[name] = tuple(fields[name])
+      return cls(**fields)
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+      raise ValueError(f"not a model description: {error!r}.") from error

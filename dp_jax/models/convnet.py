@@ -1,0 +1,46 @@
+"""A small convolutional network with group normalisation, for images of a few pixels."""
+
+from collections.abc import Sequence
+
+import jax
+from flax import nnx
+
+
+class ConvNet(nnx.Module):
+  """Convolution, GroupNorm and ReLU, repeated; then a global mean or flatten, and a linear head.
+
+  GroupNorm normalises within one example, so that a per-example gradient exists.
+
+  Wu and He 2018, arXiv:1803.08494; as a replacement of BatchNorm under DP: De et al. 2022,
+  arXiv:2204.13650, section 3.1.
+  """
+
+  def __init__(
+    self,
+    *,
+    image_shape: Sequence[int],
+    num_classes: int,
+    widths: Sequence[int],
+    strides: Sequence[int],
+    groups: int,
+    rngs: nnx.Rngs,
+  ):
+    if len(widths) != len(strides):
+      raise ValueError(f"widths {tuple(widths)} and strides {tuple(strides)} differ in length.")
+    if any(width % groups for width in widths):
+      raise ValueError(f"every width of {tuple(widths)} must be divisible by groups={groups}.")
+    height, width, channels = image_shape
+    convs, norms = [], []
+    for out, stride in zip(widths, strides, strict=True):
+      convs.append(nnx.Conv(channels, out, (3, 3), strides=stride, use_bias=False, rngs=rngs))
+      norms.append(nnx.GroupNorm(out, num_groups=groups, rngs=rngs))
+      channels, height, width = out, -(-height // stride), -(-width // stride)
+    self.convs, self.norms = nnx.List(convs), nnx.List(norms)
+    self.head = nnx.Linear(channels * height * width, num_classes, rngs=rngs)
+
+  def __call__(self, images: jax.Array) -> jax.Array:
+    """float[N, H, W, C] -> logits float[N, num_classes]."""
+    x = images
+    for conv, norm in zip(self.convs, self.norms, strict=True):
+      x = nnx.relu(norm(conv(x)))
+    return self.head(x.reshape(x.shape[0], -1))

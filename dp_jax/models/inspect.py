@@ -1,0 +1,49 @@
+"""Refusal of models for which a per-example gradient does not exist, before anything is trained."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from dp_jax.models.functional import Arrays, FunctionalModel, changed_state
+
+
+def check_per_unit(
+  model: FunctionalModel, arrays: Arrays, forward: Callable[[nnx.Module], Any]
+) -> None:
+  """Refuses operations across examples and forward passes that change the model's state.
+
+  Args:
+    model: the structure.
+    arrays: all arrays of the model, by name.
+    forward: calls the module on one example; it is traced, not run.
+
+  Raises:
+    ValueError: naming the module, if it is a BatchNorm in training mode, or if the forward pass
+      writes to variables that are not parameters (running statistics, spectral normalisation).
+  """
+  key = jax.random.key(0) if model.random else None
+  module = model.bind(arrays, key)
+  for path, part in nnx.iter_modules(module):
+    if isinstance(part, nnx.BatchNorm) and not part.use_running_average:
+      name = ".".join(map(str, path)) or type(part).__name__
+      raise ValueError(
+        f"module {name!r} is a BatchNorm in training mode: it mixes the examples of a batch, so a"
+        " per-example gradient does not exist. Use GroupNorm or LayerNorm, or frozen statistics"
+        " (use_running_average=True)."
+      )
+  changed: list[str] = []
+
+  def trace(values: Arrays) -> None:
+    bound = model.bind(values, key)
+    forward(bound)
+    changed.extend(changed_state(bound, values))
+
+  jax.eval_shape(trace, arrays)
+  if changed:
+    raise ValueError(
+      f"the forward pass changes the state {', '.join(changed)} (running statistics or spectral"
+      " normalisation): such updates see the data without clipping or noise. Freeze them or use a"
+      " layer without state."
+    )

@@ -1,0 +1,265 @@
+"""The configuration of a run: one frozen dataclass a section, and an unknown key is an error."""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+Declared = Literal["private", "public"]
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """Where the records come from, and what about them is public.
+
+  Attributes:
+    source: digits, rendered_digits, npz or tfds:NAME.
+    path: the file or folder of the source, where it has one.
+    train_split, eval_split: names of the splits.
+    declared: "private" (nothing un-noised leaves private/) or "public" (a benchmark).
+    image_shape, num_classes, value_range: what a well-formed record looks like. Where left out,
+      they come from the format of the source and are listed as treated as public.
+    num_records: cuts the source, or says how many to render.
+    seed: picks the split or the drawings of sources that have a choice; never used for privacy.
+    strict: on private data, stop at a malformed record, which reveals that it exists.
+    max_records_per_unit: K.
+  """
+
+  source: str = ""
+  path: str | None = None
+  train_split: str = "train"
+  eval_split: str = "test"
+  declared: Declared = "private"
+  image_shape: tuple[int, ...] | None = None
+  num_classes: int | None = None
+  value_range: tuple[float, ...] | None = None
+  num_records: int | None = None
+  seed: int = 0
+  strict: bool = False
+  max_records_per_unit: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+  """The model.
+
+  Attributes:
+    name: a model of dp_jax.models.build.
+    widths, strides, groups: the sizes of the convnet.
+    weights: a safetensors file of public weights to start from.
+    trainable: a regular expression on parameter names; what it does not match is frozen.
+    head_init_std: standard deviation of the head's initial kernel (0 allowed; bias zero); None
+      keeps the loaded weights, or the usual initialisation.
+  """
+
+  name: str = "convnet"
+  widths: tuple[int, ...] = (32, 64)
+  strides: tuple[int, ...] = (1, 2)
+  groups: int = 8
+  weights: str | None = None
+  trainable: str = ".*"
+  head_init_std: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivacyConfig:
+  """The guarantee, and the mechanism that gives it.
+
+  Attributes:
+    enabled: False trains the same thing without clipping, noise or guarantee.
+    epsilon, delta: the target.
+    unit: what one guarantee protects: "record".
+    adjacency: zero_out, replace_one or add_or_remove_one.
+    accountant: auto, pld, rdp or analytic_gaussian.
+    sampling: poisson, full_batch, truncated_poisson, fixed_size or stream.
+    sampling_rate, expected_batch_size: one of them for poisson; add_or_remove_one needs both, as
+      neither may then be derived from the data.
+    cap: the most units of a batch under truncated_poisson.
+    clipping: flat.
+    clip_norm: the bound C on a unit's gradient.
+  """
+
+  enabled: bool = True
+  epsilon: float | None = None
+  delta: float | None = None
+  unit: str = "record"
+  adjacency: str = "zero_out"
+  accountant: str = "auto"
+  sampling: str = "poisson"
+  sampling_rate: float | None = None
+  expected_batch_size: float | None = None
+  cap: int | None = None
+  clipping: Literal["flat"] = "flat"
+  clip_norm: float = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+  """The optimisation.
+
+  Attributes:
+    steps, epochs: one of them; an epoch is 1 / sampling_rate steps.
+    optimizer: sgd (Nesterov momentum), adam or lamb.
+    learning_rate: the peak rate.
+    momentum: of sgd.
+    schedule: constant or cosine (to zero), after a linear warm-up.
+    warmup_steps: length of the warm-up.
+    weight_decay: decoupled, applied after the noise, outside the clipped loss.
+    ema: decay of the exponential moving average of parameters that is released; 0 releases the
+      last ones.
+    engine: of clipped_grad.
+    microbatch_size: units per device call; changes memory and speed, not the result.
+  """
+
+  steps: int | None = None
+  epochs: float | None = None
+  optimizer: Literal["sgd", "adam", "lamb"] = "sgd"
+  learning_rate: float = 0.1
+  momentum: float = 0.9
+  schedule: Literal["constant", "cosine"] = "constant"
+  warmup_steps: int = 0
+  weight_decay: float = 0.0
+  ema: float = 0.0
+  engine: Literal["auto", "vmap"] = "auto"
+  microbatch_size: int = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalConfig:
+  """Evaluation on data.eval_split.
+
+  Attributes:
+    every: evaluate each so many steps; 0 means at the end only.
+    microbatch_size: records per device call.
+  """
+
+  every: int = 0
+  microbatch_size: int = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointConfig:
+  """Checkpoints, from which the same command goes on after a crash.
+
+  Attributes:
+    every: save each so many steps.
+    keep: how many to keep.
+  """
+
+  every: int = 50
+  keep: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """A run. `seed` initialises the model only; it has no part in sampling or noise."""
+
+  data: DataConfig = dataclasses.field(default_factory=DataConfig)
+  model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+  privacy: PrivacyConfig = dataclasses.field(default_factory=PrivacyConfig)
+  train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+  eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
+  checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+  seed: int = 0
+
+  @classmethod
+  def from_dict(cls, values: Mapping[str, Any]) -> "Config":
+    """Builds and checks a configuration from nested dictionaries.
+
+    Raises:
+      ValueError: for an unknown key, a value of the wrong type or out of range; names the key.
+    """
+    config = _build(cls, values, "config")
+    _check(config)
+    return config
+
+  def to_dict(self) -> dict[str, Any]:
+    """Nested dictionaries, with lists for tuples, as they are read back from JSON."""
+    return _plain(dataclasses.asdict(self))
+
+
+def _plain(value: Any) -> Any:
+  if isinstance(value, dict):
+    return {key: _plain(item) for key, item in value.items()}
+  return list(value) if isinstance(value, tuple) else value
+
+
+def _build(cls: Any, values: Mapping[str, Any], where: str) -> Any:
+  hints = typing.get_type_hints(cls)
+  for key in values:
+    if key not in hints:
+      close = difflib.get_close_matches(key, hints, 1)
+      hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(hints)}."
+      raise ValueError(f"unknown key {where}.{key}{hint}")
+  return cls(**{k: _convert(hints[k], v, f"{where}.{k}") for k, v in values.items()})
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+  """The value as the type that the field declares, or a ValueError that names the field."""
+  if dataclasses.is_dataclass(hint):
+    if not isinstance(value, Mapping):
+      raise ValueError(f"{where} must be a section, got {value!r}.")
+    return _build(hint, value, where)
+  origin, args = typing.get_origin(hint), typing.get_args(hint)
+  if origin is types.UnionType:
+    if value is None:
+      return None
+    (hint,) = (arg for arg in args if arg is not types.NoneType)
+    return _convert(hint, value, where)
+  if origin is Literal:
+    if value not in args:
+      raise ValueError(f"{where}={value!r} is not one of {', '.join(map(repr, args))}.")
+    return value
+  if origin is tuple:
+    if not isinstance(value, list | tuple):
+      raise ValueError(f"{where} must be a sequence, got {value!r}.")
+    return tuple(_convert(args[0], item, where) for item in value)
+  return _convert_scalar(hint, value, where)
+
+
+def _convert_scalar(hint: type, value: Any, where: str) -> Any:
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  if hint is float and is_number:
+    if not math.isfinite(value):
+      raise ValueError(f"{where} must be finite, got {value!r}.")
+    return float(value)
+  if hint is int and is_number and value == int(value):
+    return int(value)
+  if hint in (bool, str) and isinstance(value, hint):
+    return value
+  raise ValueError(f"{where} must be {hint.__name__}, got {value!r}.")
+
+
+def _check(config: Config) -> None:
+  """Ranges that the types do not say. What privacy must satisfy is checked by dp_jax.privacy."""
+  train, positive = config.train, "must be at least 1"
+  if (train.steps is None) == (train.epochs is None):
+    raise ValueError("set exactly one of train.steps and train.epochs.")
+  checks = [
+    (train.steps is None or train.steps >= 1, "train.steps", train.steps, positive),
+    (train.epochs is None or train.epochs > 0, "train.epochs", train.epochs, "must be positive"),
+    (train.learning_rate > 0, "train.learning_rate", train.learning_rate, "must be positive"),
+    (0 <= train.momentum < 1, "train.momentum", train.momentum, "must be in [0, 1)"),
+    (0 <= train.ema < 1, "train.ema", train.ema, "must be in [0, 1)"),
+    (train.weight_decay >= 0, "train.weight_decay", train.weight_decay, "must not be negative"),
+    (train.warmup_steps >= 0, "train.warmup_steps", train.warmup_steps, "must not be negative"),
+    (train.microbatch_size >= 1, "train.microbatch_size", train.microbatch_size, positive),
+    (config.eval.every >= 0, "eval.every", config.eval.every, "must not be negative"),
+    (config.eval.microbatch_size >= 1, "eval.microbatch_size", config.eval.microbatch_size,
+     positive),
+    (config.checkpoint.every >= 1, "checkpoint.every", config.checkpoint.every, positive),
+    (config.checkpoint.keep >= 1, "checkpoint.keep", config.checkpoint.keep, positive),
+    (bool(config.data.source), "data.source", config.data.source, "must name a source"),
+    (config.data.max_records_per_unit == 1, "data.max_records_per_unit",
+     config.data.max_records_per_unit, "must be 1: the units of these sources are records"),
+    (config.privacy.unit == "record", "privacy.unit", config.privacy.unit,
+     "must be 'record': these sources have no column to group records by"),
+    ((config.model.head_init_std or 0) >= 0, "model.head_init_std", config.model.head_init_std,
+     "must not be negative"),
+  ]  # fmt: skip
+  for holds, name, value, what in checks:
+    if not holds:
+      raise ValueError(f"{name}={value!r} {what}.")

@@ -1,0 +1,122 @@
+"""One step of training: `accumulate` for each microbatch, then `finish`, also on an empty batch."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dp_jax.gradients import compensated as pairs
+from dp_jax.gradients.clipping import ClipAux, LossFn, clipped_grad
+from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.noise import add_noise
+from dp_jax.gradients.optimizers import update_average
+
+PyTree = Any
+
+
+class TrainState(NamedTuple):
+  """What a step changes.
+
+  Attributes:
+    step: int32[], steps done.
+    params: the trained parameters.
+    opt_state: of the optimizer.
+    average: the moving average of params, which is what a run releases.
+  """
+
+  step: jax.Array
+  params: PyTree
+  opt_state: PyTree
+  average: PyTree
+
+
+class StepFunctions(NamedTuple):
+  """The two compiled halves of a step.
+
+  Attributes:
+    accumulate: (params, frozen, total, units, mask, unit_ids, key) -> (total, ClipAux). `total`
+      is donated. The key is that of the step; each unit's own is folded in from its index, so
+      that it does not depend on the microbatch that the unit lands in.
+    finish: (state, total, key) -> state; `state` and `total` are donated.
+  """
+
+  accumulate: Callable[..., tuple[Compensated, ClipAux]]
+  finish: Callable[..., TrainState]
+
+
+def init_state(params: PyTree, optimizer: optax.GradientTransformation) -> TrainState:
+  """The state before step 0. The arrays are copied: a step donates them."""
+  params = jax.tree.map(jnp.array, params)
+  average = jax.tree.map(jnp.array, params)
+  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), average)
+
+
+def build_step(
+  loss: Callable[..., jax.Array],
+  optimizer: optax.GradientTransformation,
+  *,
+  clip_norm: float | None,
+  stddev: float,
+  expected_batch_size: float,
+  ema: float,
+  engine: Any = "auto",
+) -> StepFunctions:
+  """Compiles the two halves of a step.
+
+  Args:
+    loss: (frozen, params, unit, key) -> float32[], the loss of one unit.
+    optimizer: of the noised mean gradient.
+    clip_norm: the bound C; None, with stddev 0, trains without privacy.
+    stddev: of the noise, on the sum.
+    expected_batch_size: the public divisor, fixed before step 0. Never the realised batch, whose
+      size is not public.
+    ema: decay of the moving average.
+    engine: of clipped_grad.
+
+  Raises:
+    ValueError: if only one of clipping and noise is left out.
+  """
+  if (clip_norm is None) != (stddev == 0):
+    raise ValueError(f"clip_norm={clip_norm!r} and stddev={stddev!r}: set both, or neither.")
+
+  def accumulate(
+    params: PyTree, frozen: PyTree, total: Compensated, units: PyTree, mask: jax.Array,
+    unit_ids: jax.Array, key: jax.Array,
+  ) -> tuple[Compensated, ClipAux]:  # fmt: skip
+    loss_fn = functools.partial(loss, frozen)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, unit_ids)
+    if clip_norm is None:
+      part, aux = _plain_sum(loss_fn, params, units, mask, keys)
+    else:
+      grad_fn = clipped_grad(loss_fn, clip_norm, engine=engine, compensated=True)
+      part, aux = grad_fn(params, units, mask, keys)
+    return pairs.add(total, part), aux
+
+  def finish(state: TrainState, total: Compensated, key: jax.Array) -> TrainState:
+    noised = pairs.collapse(total) if clip_norm is None else add_noise(total, stddev, key)
+    mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
+    updates, opt_state = optimizer.update(mean, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    average = update_average(state.average, params, ema, state.step)
+    return TrainState(state.step + 1, params, opt_state, average)
+
+  return StepFunctions(
+    jax.jit(accumulate, donate_argnums=2), jax.jit(finish, donate_argnums=(0, 1))
+  )
+
+
+def _plain_sum(
+  loss_fn: LossFn, params: PyTree, units: PyTree, mask: jax.Array, keys: jax.Array
+) -> tuple[Compensated, ClipAux]:
+  """The gradient of the summed losses, without clipping: for runs without privacy."""
+
+  def total_loss(params: PyTree) -> tuple[jax.Array, jax.Array]:
+    losses = jax.vmap(loss_fn, (None, 0, 0))(params, units, keys)
+    losses = jnp.where(mask, losses, 0.0)
+    return losses.sum(), losses
+
+  grads, losses = jax.grad(total_loss, has_aux=True)(params)
+  return Compensated(grads, pairs.zeros_like(params).error), ClipAux(jnp.zeros_like(losses), losses)

@@ -1,0 +1,134 @@
+"""The folder of a run: who may read what, and whose run it is."""
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class WorkDir:
+  """Paths of a run's folder.
+
+  Everything under `private/`, `checkpoints/` and `unprotected/` is readable by the owner alone.
+  What the guarantee covers is in `release/`.
+  """
+
+  def __init__(self, path: Path):
+    self.path = path
+    self.config = path / "config.json"
+    self.private = path / "private"
+    self.checkpoints = path / "checkpoints"
+    self.release = path / "release"
+    self.unprotected = path / "unprotected"
+    self.result = self.private / "result.json"
+    self.training_log = self.private / "training.jsonl"
+
+  def metrics_log(self, declared: str) -> Path:
+    """Where evaluations are written: beside the report only if the data is declared public."""
+    return (self.path if declared == "public" else self.private) / "metrics.jsonl"
+
+  @contextlib.contextmanager
+  def open(self, config: Mapping[str, Any]) -> Iterator[None]:
+    """Holds the folder for one process, creating it for a run of this configuration.
+
+    Args:
+      config: the resolved configuration, as `Config.to_dict` gives it.
+
+    Raises:
+      ValueError: if the folder cannot be written, belongs to another run (each difference is
+        named), or is held by another process. Nothing in it has been changed then.
+    """
+    try:
+      self.path.mkdir(parents=True, exist_ok=True)
+      lock = open(self.path / ".lock", "a")  # noqa: SIM115 - held until the run ends
+    except OSError as error:
+      raise ValueError(f"cannot write to workdir {str(self.path)!r}: {error.strerror}.") from error
+    with lock:
+      try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError as error:
+        raise ValueError(f"another process is training in {str(self.path)!r}.") from error
+      self._claim(config)
+      # Checkpoints are written by threads of orbax; only the process's umask reaches them.
+      previous = os.umask(0o077)
+      try:
+        for folder in (self.private, self.checkpoints):
+          folder.mkdir(exist_ok=True)
+          folder.chmod(0o700)
+        yield
+      finally:
+        os.umask(previous)
+
+  def _claim(self, config: Mapping[str, Any]) -> None:
+    if not self.config.exists():
+      others = sorted(p.name for p in self.path.iterdir() if p.name != ".lock")
+      if others:
+        raise ValueError(
+          f"workdir {str(self.path)!r} is not empty ({', '.join(others[:3])}) and holds no run."
+          " Choose a new folder."
+        )
+      write_text(self.config, json.dumps({"config": config}, indent=2) + "\n")
+      return
+    try:
+      there = json.loads(self.config.read_text())["config"]
+    except (ValueError, KeyError) as error:
+      raise ValueError(f"{str(self.config)!r} is not the configuration of a run.") from error
+    differences = compare(there, config)
+    if differences:
+      raise ValueError(
+        f"workdir {str(self.path)!r} belongs to another run: {'; '.join(differences)}. Choose a"
+        " new folder, or use the same configuration to go on with that run."
+      )
+
+
+# Changing these changes neither the mechanism nor the model that a run ends with.
+FREE_KEYS = ("checkpoint", "eval")
+
+
+def compare(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> list[str]:
+  """Differences of two nested dictionaries, spelled out: "train.steps was 80, is 90"."""
+  differences = []
+  for key in sorted({*there, *here}):
+    name = f"{prefix}{key}"
+    if name in FREE_KEYS:
+      continue
+    old, new = there.get(key), here.get(key)
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+      differences += compare(old, new, f"{name}.")
+    elif old != new:
+      differences.append(f"{name} was {old!r}, is {new!r}")
+  return differences
+
+
+def write_text(path: Path, text: str) -> None:
+  """Writes a file so that a crash leaves either the old or the new content."""
+  temporary = path.with_name(f".{path.name}.tmp")
+  with open(temporary, "w") as file:
+    file.write(text)
+    file.flush()
+    os.fsync(file.fileno())
+  os.replace(temporary, path)
+
+
+def append_line(path: Path, entry: Mapping[str, Any]) -> None:
+  """Appends one JSON line."""
+  with open(path, "a") as file:
+    file.write(json.dumps(entry) + "\n")
+
+
+def cut_log(path: Path, last_step: int) -> None:
+  """Drops lines of steps after `last_step`, and a half-written last line, before a resume."""
+  if not path.exists():
+    return
+  kept = []
+  for line in path.read_text().splitlines():
+    try:
+      entry = json.loads(line)
+    except ValueError:
+      continue
+    if entry["step"] <= last_step:
+      kept.append(line + "\n")
+  write_text(path, "".join(kept))
