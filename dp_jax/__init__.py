@@ -1,0 +1,66 @@
+"""Training and fine-tuning with differential privacy in JAX and Flax.
+
+The names below are imported when first used, so that the privacy layer works without loading JAX.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from dp_jax.gradients.clipping import ClippedGrad, clipped_grad
+  from dp_jax.gradients.compensated import Compensated
+  from dp_jax.gradients.noise import add_noise, gaussian_noise
+  from dp_jax.privacy.calibration import calibrate
+  from dp_jax.privacy.keys import MasterKey
+  from dp_jax.privacy.mechanism import Mechanism
+  from dp_jax.privacy.sampling import FixedSize, FullBatch, Poisson, Stream, TruncatedPoisson
+  from dp_jax.privacy.spec import PrivacySpec
+  from dp_jax.training.release import Release, load_release
+
+_EXPORTS = {
+  "ClippedGrad": "gradients.clipping",
+  "Compensated": "gradients.compensated",
+  "FixedSize": "privacy.sampling",
+  "FullBatch": "privacy.sampling",
+  "MasterKey": "privacy.keys",
+  "Mechanism": "privacy.mechanism",
+  "Poisson": "privacy.sampling",
+  "PrivacySpec": "privacy.spec",
+  "Release": "training.release",
+  "Stream": "privacy.sampling",
+  "TruncatedPoisson": "privacy.sampling",
+  "add_noise": "gradients.noise",
+  "calibrate": "privacy.calibration",
+  "clipped_grad": "gradients.clipping",
+  "gaussian_noise": "gradients.noise",
+  "load_release": "training.release",
+}
+
+__all__ = [
+  "ClippedGrad",
+  "Compensated",
+  "FixedSize",
+  "FullBatch",
+  "MasterKey",
+  "Mechanism",
+  "Poisson",
+  "PrivacySpec",
+  "Release",
+  "Stream",
+  "TruncatedPoisson",
+  "add_noise",
+  "calibrate",
+  "clipped_grad",
+  "gaussian_noise",
+  "load_release",
+]
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _EXPORTS:
+    raise AttributeError(f"module 'dp_jax' has no attribute {name!r}")
+  return getattr(importlib.import_module(f"dp_jax.{_EXPORTS[name]}"), name)
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *_EXPORTS})

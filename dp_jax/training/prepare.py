@@ -1,0 +1,264 @@
+"""From a configuration to a run that is ready to start: all that can be refused is refused here."""
+
+import dataclasses
+import hashlib
+import math
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dp_jax.data.source import Source, open_source
+from dp_jax.data.units import RecordSpec, UnitLoader, check_records
+from dp_jax.models.build import ModelSpec
+from dp_jax.models.functional import Arrays, partition, split
+from dp_jax.models.weights import initialise_from
+from dp_jax.privacy.calibration import calibrate
+from dp_jax.privacy.mechanism import Mechanism
+from dp_jax.privacy.sampling import (
+  FixedSize,
+  FullBatch,
+  Poisson,
+  Sampling,
+  Stream,
+  TruncatedPoisson,
+)
+from dp_jax.privacy.spec import PrivacySpec
+from dp_jax.tasks.classification import Classification
+from dp_jax.training.config import Config, DataConfig, ModelConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run before its first step. Everything in it is public, but for what the loaders read.
+
+  Attributes:
+    config: the configuration.
+    task: loss and predictions.
+    params, frozen: initial trained parameters, and those that stay.
+    loader, eval_loader: units of the training and evaluation splits.
+    privacy: the target, or None without privacy.
+    mechanism: what is run and accounted; its noise is zero without privacy.
+    expected_batch_size: the public divisor.
+    weights_digest: sha256 of the weights that the run starts from, or None.
+    data_digest: of the records; not public.
+    public_facts: what is treated as public, for the statement.
+    warnings: for statement and report.
+  """
+
+  config: Config
+  task: Classification
+  params: Arrays
+  frozen: Arrays
+  loader: UnitLoader
+  eval_loader: UnitLoader
+  privacy: PrivacySpec | None
+  mechanism: Mechanism
+  expected_batch_size: float
+  weights_digest: str | None
+  data_digest: str
+  public_facts: dict[str, Any]
+  warnings: tuple[str, ...]
+
+  def fingerprint(self) -> dict[str, Any]:
+    """What must be the same when the run goes on after a crash."""
+    config = self.config.to_dict()
+    del config["data"]["path"]  # the same records may lie elsewhere
+    shapes = {name: [str(x.dtype), *x.shape] for name, x in {**self.params, **self.frozen}.items()}
+    return {
+      **config,
+      "mechanism": self.mechanism.to_dict(),
+      "expected_batch_size": self.expected_batch_size,
+      "num_units": self.loader.num_units,
+      "data_digest": self.data_digest,
+      "weights_digest": self.weights_digest,
+      "model_arrays": shapes,
+      "trained": sorted(self.params),
+    }
+
+
+def environment() -> str:
+  """The software and hardware that rounding depends on."""
+  devices = jax.devices()
+  packages = ", ".join(f"{name} {version(name)}" for name in ("dp_jax", "jax", "jaxlib", "flax"))
+  kind = f"{len(devices)} x {devices[0].platform} {devices[0].device_kind}"
+  return f"{packages}, {kind}, {platform.machine()} {_cpu_model()}"
+
+
+def prepare(config: Config) -> Run:
+  """Opens the data, builds the model and calibrates the mechanism.
+
+  Raises:
+    ValueError: for anything about the configuration that cannot be run or guaranteed.
+  """
+  data = config.data
+  source, eval_source = (_open(data, name) for name in (data.train_split, data.eval_split))
+  record, assumed = _record_spec(data, source)
+  loader, eval_loader = (
+    UnitLoader(s, record, max_records_per_unit=data.max_records_per_unit, strict=data.strict)
+    for s in (source, eval_source)
+  )
+  if data.declared == "public" or data.strict:
+    check_records(source, record)
+    check_records(eval_source, record)
+  spec = _model_spec(config.model, record, source)
+  task, params, frozen, weights_digest = _model(config.model, spec, config.seed)
+  privacy, mechanism, divisor = _mechanism(config, loader.num_units)
+  warnings = _warnings(privacy, mechanism, divisor)
+  return Run(
+    config, task, params, frozen, loader, eval_loader, privacy, mechanism, divisor,
+    weights_digest, source.fingerprint(), _public_facts(spec, assumed), warnings,
+  )  # fmt: skip
+
+
+def _open(data: DataConfig, name: str) -> Source:
+  return open_source(
+    data.source, name, path=data.path, seed=data.seed, num_records=data.num_records
+  )
+
+
+def _record_spec(data: DataConfig, source: Source) -> tuple[RecordSpec, list[str]]:
+  """What a record must look like, and which of it the configuration left to the source."""
+  info, assumed = source.info, []
+  values = {}
+  for name in ("image_shape", "num_classes", "value_range"):
+    declared = getattr(data, name)
+    values[name] = getattr(info, name) if declared is None else declared
+    if declared is None:
+      assumed.append(name)
+    if values[name] is None:
+      raise ValueError(f"{info.name} does not say its {name}: declare data.{name}.")
+  low_high = tuple(values["value_range"])
+  if len(low_high) != 2:
+    raise ValueError(f"data.value_range={low_high} must be (low, high).")
+  shape = tuple(values["image_shape"])
+  return RecordSpec(shape, values["num_classes"], (low_high[0], low_high[1])), assumed
+
+
+def _model_spec(model: ModelConfig, record: RecordSpec, source: Source) -> ModelSpec:
+  sizes = {"widths": model.widths, "strides": model.strides, "groups": model.groups}
+  return ModelSpec(
+    model.name, sizes, record.image_shape, record.num_classes, record.value_range,
+    tuple(source.info.class_names),
+  )  # fmt: skip
+
+
+def _model(
+  config: ModelConfig, spec: ModelSpec, seed: int
+) -> tuple[Classification, Arrays, Arrays, str | None]:
+  """The task, trained and frozen arrays, and the digest of the weights they come from."""
+  functional, arrays = split(spec.build(seed))
+  digest = None
+  if config.weights is not None:
+    arrays, digest = initialise_from(arrays, Path(config.weights))
+  if config.head_init_std is not None:
+    arrays = _initialise_head(arrays, config.head_init_std, seed)
+  task = Classification(functional, spec)
+  task.check(arrays)
+  params, frozen = partition(functional, arrays, config.trainable)
+  return task, params, frozen, digest
+
+
+def _initialise_head(arrays: Arrays, std: float, seed: int) -> Arrays:
+  """A new head: kernel of standard deviation `std`, bias zero. Initial values are not secret."""
+  kernel = arrays["head.kernel"]
+  values = std * jax.random.normal(jax.random.key(seed), kernel.shape, kernel.dtype)
+  return {**arrays, "head.kernel": values, "head.bias": jnp.zeros_like(arrays["head.bias"])}
+
+
+def _mechanism(config: Config, num_units: int) -> tuple[PrivacySpec | None, Mechanism, float]:
+  """The target, the mechanism that meets it, and the public divisor."""
+  privacy = config.privacy
+  declared = privacy.sampling_rate is not None and privacy.expected_batch_size is not None
+  if privacy.enabled and privacy.adjacency == "add_or_remove_one" and not declared:
+    raise ValueError(
+      "adjacency add_or_remove_one keeps the number of units secret, so rate and divisor may not"
+      " be derived from it: declare both privacy.sampling_rate and privacy.expected_batch_size,"
+      " or use zero_out."
+    )
+  sampling = _sampling(config, num_units)
+  steps = config.train.steps
+  if steps is None:
+    assert config.train.epochs is not None  # the configuration sets one of them
+    steps = max(1, math.ceil(config.train.epochs / sampling.sampling_rate))
+  if not privacy.enabled:
+    mechanism = Mechanism(sampling, noise_multiplier=0.0, steps=steps)
+    return None, mechanism, _divisor(config, mechanism, num_units)
+  if privacy.epsilon is None or privacy.delta is None:
+    raise ValueError("set privacy.epsilon and privacy.delta, or privacy.enabled=False.")
+  spec = PrivacySpec(
+    privacy.epsilon, privacy.delta, privacy.unit, privacy.adjacency, privacy.accountant
+  )  # type: ignore[arg-type]
+  mechanism = calibrate(spec, sampling, steps, clip_norm=privacy.clip_norm)
+  return spec, mechanism, _divisor(config, mechanism, num_units)
+
+
+def _divisor(config: Config, mechanism: Mechanism, num_units: int) -> float:
+  declared = config.privacy.expected_batch_size
+  return mechanism.expected_batch_size(num_units) if declared is None else declared
+
+
+def _warnings(privacy: PrivacySpec | None, mechanism: Mechanism, divisor: float) -> tuple[str, ...]:
+  # From rate and divisor, which are public under every adjacency; the number of units may not be.
+  num_units = divisor / mechanism.sampling.sampling_rate
+  if privacy is None or privacy.delta < 1 / num_units:
+    return ()
+  return (
+    f"delta {privacy.delta:g} is not below 1 / {num_units:.0f}, one over the number of units: a"
+    " mechanism may then publish some unit outright. Choose a smaller delta.",
+  )
+
+
+def _sampling(config: Config, num_units: int) -> Sampling:
+  """The sampling scheme; refuses parameters that the scheme does not use."""
+  privacy = config.privacy
+  name, rate, size, cap = (
+    privacy.sampling, privacy.sampling_rate, privacy.expected_batch_size, privacy.cap
+  )  # fmt: skip
+  if cap is not None and name != "truncated_poisson":
+    raise ValueError(f"privacy.cap={cap} has no meaning under sampling {name!r}.")
+  if name in ("poisson", "truncated_poisson"):
+    if rate is None:
+      if size is None:
+        raise ValueError(f"sampling {name!r} needs privacy.sampling_rate or expected_batch_size.")
+      rate = size / num_units
+    if name == "poisson":
+      return Poisson(rate)
+    if cap is None:
+      raise ValueError("sampling 'truncated_poisson' needs privacy.cap.")
+    return TruncatedPoisson(rate, cap, num_units)
+  if rate is not None:
+    raise ValueError(f"privacy.sampling_rate={rate} has no meaning under sampling {name!r}.")
+  if name == "full_batch":
+    return FullBatch()
+  if name not in ("fixed_size", "stream"):
+    raise ValueError(
+      f"privacy.sampling={name!r} is not one of poisson, full_batch, truncated_poisson,"
+      " fixed_size, stream."
+    )
+  if size is None or size != int(size):
+    raise ValueError(f"sampling {name!r} needs a whole privacy.expected_batch_size, got {size}.")
+  return (FixedSize if name == "fixed_size" else Stream)(int(size), num_units)
+
+
+def _public_facts(spec: ModelSpec, assumed: list[str]) -> dict[str, Any]:
+  return {
+    "image_shape": list(spec.image_shape),
+    "num_classes": spec.num_classes,
+    "value_range": list(spec.value_range),
+    "class_names": list(spec.class_names),
+    "taken_from_the_source": assumed,
+  }
+
+
+def _cpu_model() -> str:
+  """A short digest of the CPU's description: compiled code, and so rounding, depends on it."""
+  try:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+  except OSError:
+    return platform.processor()
+  kept = sorted({line for line in lines if line.startswith(("model name", "flags"))})
+  return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:12]

@@ -1,0 +1,75 @@
+"""Progress of a run: a bar on a terminal, plain lines in a log file. Public numbers only."""
+
+import sys
+import time
+from typing import TextIO
+
+from tqdm import tqdm
+
+_LINE_SECONDS = 5.0
+
+
+class Progress:
+  """Shows step, expected units per second, time left, and epsilon spent.
+
+  The rate is expected_batch_size x steps / time: the realised batch sizes are not public.
+
+  Args:
+    steps: of the whole run.
+    done: steps that an earlier process did.
+    expected_batch_size: the public one.
+    label: shown before the bar.
+    enabled: False shows nothing.
+    stream: where to write; a bar if it is a terminal, lines otherwise.
+  """
+
+  def __init__(
+    self,
+    steps: int,
+    done: int,
+    expected_batch_size: float,
+    label: str,
+    *,
+    enabled: bool = True,
+    stream: TextIO | None = None,
+  ):
+    self._steps, self._done, self._first = steps, done, done
+    self._size, self._label = expected_batch_size, label
+    self._stream = stream or sys.stderr
+    self._enabled = enabled
+    self._start = self._last_line = time.monotonic()
+    self._bar = None
+    if enabled and self._stream.isatty():
+      self._bar = tqdm(
+        total=steps, initial=done, desc=label, unit="step", file=self._stream, dynamic_ncols=True
+      )
+
+  def update(self, epsilon: float | None) -> None:
+    """One more step is done; `epsilon` is what has been spent so far, None without privacy."""
+    self._done += 1
+    if not self._enabled:
+      return
+    if self._bar is not None:
+      self._bar.set_postfix_str(self._facts(epsilon), refresh=False)
+      self._bar.update()
+    elif self._done == self._steps or time.monotonic() - self._last_line >= _LINE_SECONDS:
+      self._last_line = time.monotonic()
+      left = (self._steps - self._done) * self._seconds_per_step()
+      print(
+        f"{self._label}: step {self._done}/{self._steps}, {self._facts(epsilon)},"
+        f" {left:.0f} s left",
+        file=self._stream,
+        flush=True,
+      )
+
+  def close(self) -> None:
+    """Ends the bar."""
+    if self._bar is not None:
+      self._bar.close()
+
+  def _seconds_per_step(self) -> float:
+    return (time.monotonic() - self._start) / max(self._done - self._first, 1)
+
+  def _facts(self, epsilon: float | None) -> str:
+    rate = f"{self._size / max(self._seconds_per_step(), 1e-9):.0f} units/s"
+    return rate if epsilon is None else f"{rate}, epsilon {epsilon:.3f}"
