@@ -1,0 +1,41 @@
+"""Privacy accounting, calibration, sampling and the ledger. Imports no JAX."""
+
+from dp_jax.privacy.accounting import Accounted
+from dp_jax.privacy.calibration import calibrate, calibrate_rate, calibrate_steps
+from dp_jax.privacy.keys import MasterKey
+from dp_jax.privacy.mechanism import Mechanism
+from dp_jax.privacy.samplers import Sampler
+from dp_jax.privacy.sampling import (
+  FixedSize,
+  FullBatch,
+  Poisson,
+  Sampling,
+  Stream,
+  TruncatedPoisson,
+  sampling_from_dict,
+)
+from dp_jax.privacy.spec import AccountantName, Adjacency, PrivacySpec
+from dp_jax.privacy.tails import GAUSSIAN_Z_MAX, SamplerTailError, tail_delta
+
+__all__ = [
+  "GAUSSIAN_Z_MAX",
+  "AccountantName",
+  "Accounted",
+  "Adjacency",
+  "FixedSize",
+  "FullBatch",
+  "MasterKey",
+  "Mechanism",
+  "Poisson",
+  "PrivacySpec",
+  "Sampler",
+  "SamplerTailError",
+  "Sampling",
+  "Stream",
+  "TruncatedPoisson",
+  "calibrate",
+  "calibrate_rate",
+  "calibrate_steps",
+  "sampling_from_dict",
+  "tail_delta",
+]
