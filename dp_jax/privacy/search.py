@@ -33,7 +33,7 @@ Between = Callable[[float, float, float], float | None]
 
 def between(low: float, high: float, at: float) -> float | None:
   """Returns `at`, or the middle if `at` is not strictly inside, or None if nothing is."""
-  if high - low <= 1e-13 * max(1.0, abs(high)):
+  if math.isfinite(high - low) and high - low <= 1e-13 * max(1.0, abs(high)):
     return None
   return at if low < at < high else (low + high) / 2
 
