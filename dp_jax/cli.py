@@ -68,7 +68,9 @@ def _parse(values: flags.FlagValues, name: str, argv: list[str]) -> list[str]:
   program, sys.argv = sys.argv, [name, *argv]  # ml_collections reads overrides from sys.argv
   try:
     return values([name, *argv])[1:]
-  except (flags.Error, AttributeError, KeyError, TypeError, ImportError, OSError) as error:
+  except KeyError as error:
+    raise ValueError(f"the configuration has no key {error}.") from error
+  except (flags.Error, AttributeError, TypeError, ImportError, OSError) as error:
     raise ValueError(f"{error} (see dp-jax {name} --help)") from error
   finally:
     sys.argv = program
@@ -100,7 +102,11 @@ def _config(values: flags.FlagValues) -> Any:
 
   if values["config"].value is None:
     raise ValueError("give --config=FILE, for example --config=configs/digits.py.")
-  return Config.from_dict(values["config"].value.to_dict())
+  try:
+    content = values["config"].value.to_dict()
+  except OSError as error:  # ml_collections keeps the failure to load until the first use
+    raise ValueError(f"cannot load the config file: {str(error).splitlines()[-1]}") from error
+  return Config.from_dict(content)
 
 
 def _define_train(values: flags.FlagValues) -> None:
@@ -185,19 +191,37 @@ def _epsilon(values: flags.FlagValues, arguments: list[str]) -> int:
 def _given(values: flags.FlagValues, arguments: list[str], *needed: str) -> dict[str, Any]:
   if arguments:
     raise ValueError(f"unexpected arguments {arguments}.")
-  given = {name: values[name].value for name in values}
+  given = {name: values[name].value for name in dir(values)}
   missing = [f"--{name}" for name in (*needed, "delta", "steps") if given[name] is None]
   if missing:
     raise ValueError(f"give {', '.join(missing)}.")
   return given
 
 
+# The flags of each scheme, and the field that each one sets.
+_SCHEME_FLAGS = {
+  "poisson": {"sampling_rate": "rate"},
+  "full_batch": {},
+  "truncated_poisson": {"sampling_rate": "rate", "cap": "cap", "num_units": "num_units"},
+  "fixed_size": {"expected_batch_size": "expected_batch_size", "num_units": "num_units"},
+  "stream": {"expected_batch_size": "expected_batch_size", "num_units": "num_units"},
+}
+
+
 def _sampling(values: flags.FlagValues) -> Any:
   from dp_jax.privacy.sampling import sampling_from_dict
 
-  fields = ("sampling_rate", "cap", "num_units", "expected_batch_size")
-  given = {name: values[name].value for name in fields if values[name].value is not None}
-  return sampling_from_dict({"name": values["sampling"].value, **given})
+  name = values["sampling"].value
+  wanted = _SCHEME_FLAGS[name]
+  everything = sorted({flag for scheme in _SCHEME_FLAGS.values() for flag in scheme})
+  given = {flag: values[flag].value for flag in everything if values[flag].value is not None}
+  missing = [f"--{flag}" for flag in wanted if flag not in given]
+  if missing:
+    raise ValueError(f"--sampling={name} needs {' and '.join(missing)}.")
+  extra = [f"--{flag}" for flag in given if flag not in wanted]
+  if extra:
+    raise ValueError(f"--sampling={name} does not use {' and '.join(extra)}; leave it out.")
+  return sampling_from_dict({"name": name, **{wanted[flag]: given[flag] for flag in wanted}})
 
 
 def _print_mechanism(values: flags.FlagValues, mechanism: Any, delta: float) -> int:

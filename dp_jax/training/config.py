@@ -8,6 +8,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from dp_jax.privacy.spec import AccountantName, Adjacency
+
 Declared = Literal["private", "public"]
 
 
@@ -86,9 +88,11 @@ class PrivacyConfig:
   epsilon: float | None = None
   delta: float | None = None
   unit: str = "record"
-  adjacency: str = "zero_out"
-  accountant: str = "auto"
-  sampling: str = "poisson"
+  adjacency: Adjacency = "zero_out"
+  accountant: AccountantName = "auto"
+  sampling: Literal["poisson", "full_batch", "truncated_poisson", "fixed_size", "stream"] = (
+    "poisson"
+  )
   sampling_rate: float | None = None
   expected_batch_size: float | None = None
   cap: int | None = None

@@ -1,6 +1,7 @@
 """JAX keys from the secret master key."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from dp_jax.privacy.keys import MasterKey
@@ -17,7 +18,7 @@ def step_key(master: MasterKey, purpose: str, step: int) -> jax.Array:
     One typed key, a concrete array. Pass it to compiled functions as an argument.
   """
   data = np.frombuffer(master.derive(purpose, step, GENERATOR_KEY_BITS // 8), np.uint32)
-  return jax.random.wrap_key_data(data, impl=GENERATOR)
+  return jax.random.wrap_key_data(jnp.asarray(data), impl=GENERATOR)
 
 
 def for_environment(master: MasterKey, environment: str) -> MasterKey:

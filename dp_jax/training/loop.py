@@ -16,12 +16,15 @@ from dp_jax.gradients.optimizers import make_optimizer, make_schedule
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.samplers import Sampler
+from dp_jax.report.atomic import write_text
 from dp_jax.training.checkpoint import Checkpoints
 from dp_jax.training.keys import for_environment, step_key
 from dp_jax.training.prepare import Run, environment
 from dp_jax.training.progress import Progress
 from dp_jax.training.step import StepFunctions, TrainState, build_step, init_state
-from dp_jax.training.workdir import WorkDir, append_line, cut_log, write_text
+from dp_jax.training.workdir import WorkDir, append_line, cut_log
+
+_log = logging.getLogger(__name__)
 
 # How often the progress bar's epsilon is computed anew.
 _EPSILON_POINTS = 10
@@ -145,7 +148,7 @@ def _start(
     state, saved_key = checkpoints.restore(state)
     if saved_key is None:
       raise ValueError("the keys of this run were deleted when it completed; use a new workdir.")
-    logging.info("resuming after step %d", int(state.step))
+    _log.info("resuming after step %d", int(state.step))
     return state, saved_key
   key = new_key()
   # Before step 0, and waited for: a restart must draw the same noise, or two different noisings

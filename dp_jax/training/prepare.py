@@ -27,6 +27,7 @@ from dp_jax.privacy.sampling import (
   TruncatedPoisson,
 )
 from dp_jax.privacy.spec import PrivacySpec
+from dp_jax.report.privacy_json import delta_warnings
 from dp_jax.tasks.classification import Classification
 from dp_jax.training.config import Config, DataConfig, ModelConfig
 
@@ -106,7 +107,8 @@ def prepare(config: Config) -> Run:
     check_records(eval_source, record)
   spec = _model_spec(config.model, record, source)
   task, params, frozen, weights_digest = _model(config.model, spec, config.seed)
-  privacy, mechanism, divisor = _mechanism(config, loader.num_units)
+  privacy, mechanism = _mechanism(config, loader.num_units)
+  divisor = mechanism.expected_batch_size(loader.num_units)
   warnings = _warnings(privacy, mechanism, divisor)
   return Run(
     config, task, params, frozen, loader, eval_loader, privacy, mechanism, divisor,
@@ -169,8 +171,8 @@ def _initialise_head(arrays: Arrays, std: float, seed: int) -> Arrays:
   return {**arrays, "head.kernel": values, "head.bias": jnp.zeros_like(arrays["head.bias"])}
 
 
-def _mechanism(config: Config, num_units: int) -> tuple[PrivacySpec | None, Mechanism, float]:
-  """The target, the mechanism that meets it, and the public divisor."""
+def _mechanism(config: Config, num_units: int) -> tuple[PrivacySpec | None, Mechanism]:
+  """The target, and the mechanism that meets it."""
   privacy = config.privacy
   declared = privacy.sampling_rate is not None and privacy.expected_batch_size is not None
   if privacy.enabled and privacy.adjacency == "add_or_remove_one" and not declared:
@@ -179,37 +181,26 @@ def _mechanism(config: Config, num_units: int) -> tuple[PrivacySpec | None, Mech
       " be derived from it: declare both privacy.sampling_rate and privacy.expected_batch_size,"
       " or use zero_out."
     )
+  divisor = privacy.expected_batch_size if declared else None
   sampling = _sampling(config, num_units)
   steps = config.train.steps
   if steps is None:
-    assert config.train.epochs is not None  # the configuration sets one of them
-    steps = max(1, math.ceil(config.train.epochs / sampling.sampling_rate))
+    steps = max(1, math.ceil((config.train.epochs or 0) / sampling.sampling_rate))
   if not privacy.enabled:
-    mechanism = Mechanism(sampling, noise_multiplier=0.0, steps=steps)
-    return None, mechanism, _divisor(config, mechanism, num_units)
+    return None, Mechanism(sampling, 0.0, steps, declared_batch_size=divisor)
   if privacy.epsilon is None or privacy.delta is None:
     raise ValueError("set privacy.epsilon and privacy.delta, or privacy.enabled=False.")
   spec = PrivacySpec(
     privacy.epsilon, privacy.delta, privacy.unit, privacy.adjacency, privacy.accountant
-  )  # type: ignore[arg-type]
-  mechanism = calibrate(spec, sampling, steps, clip_norm=privacy.clip_norm)
-  return spec, mechanism, _divisor(config, mechanism, num_units)
-
-
-def _divisor(config: Config, mechanism: Mechanism, num_units: int) -> float:
-  declared = config.privacy.expected_batch_size
-  return mechanism.expected_batch_size(num_units) if declared is None else declared
+  )
+  return spec, calibrate(spec, sampling, steps, privacy.clip_norm, divisor)
 
 
 def _warnings(privacy: PrivacySpec | None, mechanism: Mechanism, divisor: float) -> tuple[str, ...]:
-  # From rate and divisor, which are public under every adjacency; the number of units may not be.
-  num_units = divisor / mechanism.sampling.sampling_rate
-  if privacy is None or privacy.delta < 1 / num_units:
+  if privacy is None:
     return ()
-  return (
-    f"delta {privacy.delta:g} is not below 1 / {num_units:.0f}, one over the number of units: a"
-    " mechanism may then publish some unit outright. Choose a smaller delta.",
-  )
+  # From rate and divisor, which are public under every adjacency; the number of units may not be.
+  return tuple(delta_warnings(privacy.delta, round(divisor / mechanism.sampling.sampling_rate)))
 
 
 def _sampling(config: Config, num_units: int) -> Sampling:

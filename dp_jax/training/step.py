@@ -40,7 +40,7 @@ class StepFunctions(NamedTuple):
     accumulate: (params, frozen, total, units, mask, unit_ids, key) -> (total, ClipAux). `total`
       is donated. The key is that of the step; each unit's own is folded in from its index, so
       that it does not depend on the microbatch that the unit lands in.
-    finish: (state, total, key) -> state; `state` and `total` are donated.
+    finish: (state, total, key) -> state; `state` is donated.
   """
 
   accumulate: Callable[..., tuple[Compensated, ClipAux]]
@@ -103,9 +103,7 @@ def build_step(
     average = update_average(state.average, params, ema, state.step)
     return TrainState(state.step + 1, params, opt_state, average)
 
-  return StepFunctions(
-    jax.jit(accumulate, donate_argnums=2), jax.jit(finish, donate_argnums=(0, 1))
-  )
+  return StepFunctions(jax.jit(accumulate, donate_argnums=2), jax.jit(finish, donate_argnums=0))
 
 
 def _plain_sum(

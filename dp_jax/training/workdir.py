@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dp_jax.report.atomic import write_text
+
 
 class WorkDir:
   """Paths of a run's folder.
@@ -101,16 +103,6 @@ def compare(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "")
     elif old != new:
       differences.append(f"{name} was {old!r}, is {new!r}")
   return differences
-
-
-def write_text(path: Path, text: str) -> None:
-  """Writes a file so that a crash leaves either the old or the new content."""
-  temporary = path.with_name(f".{path.name}.tmp")
-  with open(temporary, "w") as file:
-    file.write(text)
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, path)
 
 
 def append_line(path: Path, entry: Mapping[str, Any]) -> None:

@@ -1,0 +1,216 @@
+"""What a run leaves for others: `release/` under the guarantee, or `unprotected/` without one."""
+
+import csv
+import dataclasses
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from dp_jax.data.source import open_source
+from dp_jax.data.units import RecordSpec, UnitLoader
+from dp_jax.evaluation.classification import evaluate, predictions
+from dp_jax.models import weights
+from dp_jax.models.build import ModelSpec
+from dp_jax.models.functional import Arrays, FunctionalModel, split
+from dp_jax.privacy.keys import MasterKey
+from dp_jax.privacy.ledger import Ledger
+from dp_jax.report.atomic import write_text
+from dp_jax.report.manifest import write_manifest
+from dp_jax.report.model_card import model_card
+from dp_jax.report.privacy_json import ReleaseFacts, privacy_record
+from dp_jax.tasks.classification import Classification
+from dp_jax.training.config import Config
+from dp_jax.training.prepare import Run
+from dp_jax.training.step import TrainState
+from dp_jax.training.workdir import WorkDir
+
+PARAMS = "params.safetensors"
+
+
+@dataclasses.dataclass(frozen=True)
+class Release:
+  """A trained model, read back.
+
+  Attributes:
+    spec: what rebuilds and feeds the model.
+    arrays: its arrays by name.
+    privacy: the content of privacy.json; None for a run without privacy.
+  """
+
+  spec: ModelSpec
+  arrays: Arrays
+  privacy: dict[str, Any] | None
+
+  @property
+  def model(self) -> nnx.Module:
+    """The model as a Flax NNX module, with its weights."""
+    functional, arrays = self._functional()
+    return functional.bind(arrays)
+
+  def predict(self, images: np.ndarray) -> np.ndarray:
+    """Class probabilities, float32[N, num_classes], of raw images [N, H, W, C].
+
+    Raises:
+      ValueError: if the images have another shape than the model's.
+    """
+    if images.ndim != 4 or images.shape[1:] != self.spec.image_shape:
+      raise ValueError(f"images must be [N, *{self.spec.image_shape}], got {images.shape}.")
+    return np.asarray(self.predictor()(images))
+
+  def predictor(self) -> Callable[[np.ndarray], Any]:
+    """The compiled `predict`, for many batches of one shape."""
+    functional, arrays = self._functional()
+    compiled = jax.jit(Classification(functional, self.spec).predict)
+    return lambda images: compiled(arrays, images)
+
+  def _functional(self) -> tuple[FunctionalModel, Arrays]:
+    functional, _ = split(self.spec.build(seed=0))
+    return functional, self.arrays
+
+
+def load_release(path: str | os.PathLike[str]) -> Release:
+  """Reads a `release/` or `unprotected/` folder, or the work directory that holds one.
+
+  Raises:
+    ValueError: if there is no such folder or its files do not fit together.
+  """
+  folder = Path(path)
+  for inner in ("release", "unprotected"):
+    if (folder / inner / PARAMS).is_file():
+      folder = folder / inner
+      break
+  spec, _ = weights.load(folder / PARAMS)
+  _, fresh = split(spec.build(seed=0))
+  arrays, _ = weights.initialise_from(fresh, folder / PARAMS)
+  privacy = folder / "privacy.json"
+  return Release(spec, arrays, json.loads(privacy.read_text()) if privacy.is_file() else None)
+
+
+def write_outputs(
+  run: Run, folder: WorkDir, state: TrainState, key: MasterKey, metrics: dict[str, float]
+) -> dict[str, Any] | None:
+  """Writes `release/`, or `unprotected/` without privacy, whole or not at all.
+
+  Returns:
+    The content of privacy.json, or None without privacy.
+  """
+  content = weights.to_bytes({**state.average, **run.frozen}, run.task.spec)
+  if run.privacy is None:
+    folder.unprotected.mkdir(mode=0o700, exist_ok=True)
+    _replace_bytes(folder.unprotected / PARAMS, content)
+    return None
+  record = privacy_record(_facts(run, key))
+  temporary = folder.path / ".release.tmp"
+  shutil.rmtree(temporary, ignore_errors=True)
+  temporary.mkdir()
+  (temporary / PARAMS).write_bytes(content)
+  write_text(temporary / "privacy.json", json.dumps(record, indent=2, sort_keys=True) + "\n")
+  # On private data the accuracy was not paid for, so the card does not have it.
+  shown = metrics if run.config.data.declared == "public" else {}
+  write_text(temporary / "model_card.md", model_card(record, shown))
+  write_manifest(temporary)
+  for file in temporary.iterdir():
+    file.chmod(0o644)
+  temporary.chmod(0o755)
+  shutil.rmtree(folder.release, ignore_errors=True)
+  temporary.rename(folder.release)
+  return record
+
+
+def _facts(run: Run, key: MasterKey) -> ReleaseFacts:
+  assert run.privacy is not None  # the caller has checked
+  config = run.config
+  ledger = Ledger(None)
+  ledger.reserve(run.mechanism, "training")
+  public = run.mechanism.adjacency != "add_or_remove_one"
+  trained = sum(x.size for x in run.params.values())
+  digest = run.weights_digest
+  return ReleaseFacts(
+    spec=run.privacy,
+    mechanism=run.mechanism,
+    ledger_entries=ledger.to_list(),
+    num_units=run.loader.num_units if public else None,
+    expected_batch_size=run.expected_batch_size,
+    max_records_per_unit=config.data.max_records_per_unit,
+    trainable_parameters=trained,
+    total_parameters=trained + sum(x.size for x in run.frozen.values()),
+    declared=config.data.declared,
+    test_key=key.is_test,
+    public_facts={"data": config.data.source, **run.public_facts},
+    pretrained_weights=digest and f"{Path(config.model.weights or '').name} sha256 {digest}",
+    warnings=() if public else run.warnings,
+  )
+
+
+def evaluate_release(path: Path, config: Config) -> dict[str, Any]:
+  """Evaluates a release on data.eval_split of a configuration.
+
+  Returns:
+    The metrics, if the data is declared public. Of private data only the path of the file that
+    they were written to: `private/evaluation.json` beside the release.
+  """
+  release = load_release(path)
+  sums = evaluate(
+    release.predictor(), _loader(release, config), release.spec.num_classes,
+    config.eval.microbatch_size,
+  )  # fmt: skip
+  if config.data.declared == "public":
+    return {"split": config.data.eval_split, **sums.scalars()}
+  private = path.absolute().parent / "private"
+  private.mkdir(mode=0o700, exist_ok=True)
+  out = private / "evaluation.json"
+  _replace_bytes(out, (json.dumps(sums.details(), indent=2) + "\n").encode())
+  return {"split": config.data.eval_split, "written_to": str(out)}
+
+
+def predict_release(path: Path, config: Config, out: Path) -> None:
+  """Writes predictions for data.eval_split as CSV: index, prediction, a probability a class.
+
+  The file is readable by its owner alone: predictions on private records are as private as they.
+
+  Raises:
+    ValueError: if the file cannot be written.
+  """
+  release = load_release(path)
+  names = release.spec.class_names or tuple(map(str, range(release.spec.num_classes)))
+  text = io.StringIO()
+  writer = csv.writer(text, lineterminator="\n")
+  writer.writerow(["index", "prediction", *(f"probability_{name}" for name in names)])
+  loader = _loader(release, config)
+  for indices, probabilities, _, _ in predictions(
+    release.predictor(), loader, config.eval.microbatch_size
+  ):
+    for index, row in zip(indices, probabilities, strict=False):  # the rest is padding
+      writer.writerow([index, names[row.argmax()], *(f"{p:.6g}" for p in row)])
+  try:
+    _replace_bytes(out, text.getvalue().encode())
+  except OSError as error:
+    raise ValueError(f"cannot write {str(out)!r}: {error.strerror}.") from error
+
+
+def _loader(release: Release, config: Config) -> UnitLoader:
+  """Units of one record each, checked against what the model takes."""
+  data, spec = config.data, release.spec
+  source = open_source(
+    data.source, data.eval_split, path=data.path, seed=data.seed, num_records=data.num_records
+  )
+  record = RecordSpec(spec.image_shape, spec.num_classes, spec.value_range)
+  return UnitLoader(source, record, strict=data.strict or data.declared == "public")
+
+
+def _replace_bytes(path: Path, content: bytes) -> None:
+  """Writes a file of mode 0600 so that a crash leaves the old or the new one."""
+  temporary = path.with_name(f".{path.name}.tmp")
+  descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+  with os.fdopen(descriptor, "wb") as file:
+    file.write(content)
+    os.fsync(file.fileno())
+  os.replace(temporary, path)

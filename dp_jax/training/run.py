@@ -1,0 +1,127 @@
+"""`train`: one run from a configuration to what it leaves behind."""
+
+import dataclasses
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+from dp_jax.evaluation.classification import ClassificationSums
+from dp_jax.privacy.keys import MasterKey
+from dp_jax.report.atomic import write_text
+from dp_jax.report.html import render_report
+from dp_jax.report.statement import PLAIN_STATEMENT, statement
+from dp_jax.training.checkpoint import delete_keys
+from dp_jax.training.config import Config
+from dp_jax.training.loop import run_loop
+from dp_jax.training.prepare import Run, prepare
+from dp_jax.training.release import write_outputs
+from dp_jax.training.step import TrainState
+from dp_jax.training.workdir import WorkDir, append_line
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What a completed run says of itself.
+
+  Attributes:
+    epsilon: of the planned steps at the noise used; None without privacy.
+    delta: None without privacy.
+    metrics: metrics[split][name], of data declared public; empty otherwise.
+    steps: steps done.
+    wall_seconds: of the process that completed the run.
+    workdir: its folder.
+    statement: the guarantee in two sentences.
+  """
+
+  epsilon: float | None
+  delta: float | None
+  metrics: dict[str, dict[str, float]]
+  steps: int
+  wall_seconds: float
+  workdir: str
+  statement: str
+
+  def to_dict(self) -> dict[str, Any]:
+    """The fields as JSON values, without the statement."""
+    fields = dataclasses.asdict(self)
+    del fields["statement"]
+    return fields
+
+  def summary(self) -> str:
+    """Some lines for people."""
+    lines = [
+      f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+      for split, values in self.metrics.items()
+    ]
+    return "\n".join([*lines, self.statement, f"report: {self.workdir}/report.html"])
+
+
+def train(
+  config: Config,
+  workdir: Path,
+  *,
+  test_key_file: Path | None = None,
+  progress: bool = True,
+  label: str = "train",
+) -> Result:
+  """Trains, or goes on with a run that was stopped, or returns the result of a completed one.
+
+  Args:
+    config: the configuration.
+    workdir: the run's folder; a new one, or that of the same run.
+    test_key_file: a fixed secret key. The run is then not private, and says so.
+    progress: whether to show progress on standard error.
+    label: what to call the run there.
+
+  Raises:
+    ValueError: for anything that cannot be run or guaranteed, before any training.
+  """
+  start = time.monotonic()
+  run = prepare(config)
+  for warning in run.warnings:
+    _log.warning("warning: %s", warning)
+  fixed_key = None if test_key_file is None else MasterKey.from_file(test_key_file)
+  folder = WorkDir(workdir)
+  with folder.open(config.to_dict()):
+    if not folder.result.exists():
+      state, evaluation, key = run_loop(
+        run, folder, lambda: fixed_key or MasterKey.from_os(), progress=progress, label=label
+      )
+      _complete(run, folder, state, evaluation, key, start)
+    # Also when an earlier process was killed between its result and this line.
+    delete_keys(folder.checkpoints)
+    return Result(**json.loads(folder.result.read_text()))
+
+
+def _complete(
+  run: Run,
+  folder: WorkDir,
+  state: TrainState,
+  evaluation: ClassificationSums,
+  key: MasterKey,
+  start: float,
+) -> None:
+  """Writes everything that a run leaves; the result last, since it marks completion."""
+  data = run.config.data
+  final = {
+    "step": run.mechanism.steps, "split": data.eval_split, "final": True,
+    "metrics": evaluation.details(),
+  }  # fmt: skip
+  append_line(folder.metrics_log(data.declared), final)
+  record = write_outputs(run, folder, state, key, evaluation.scalars())
+  render_report(folder.path, {}).chmod(0o644)
+  public = data.declared == "public"
+  result = Result(
+    epsilon=None if record is None else record["epsilon"],
+    delta=None if record is None else record["delta"],
+    metrics={data.eval_split: evaluation.scalars()} if public else {},
+    steps=int(state.step),
+    wall_seconds=round(time.monotonic() - start, 3),
+    workdir=str(folder.path),
+    statement=PLAIN_STATEMENT if record is None else statement(record),
+  )
+  write_text(folder.result, json.dumps(dataclasses.asdict(result)) + "\n")
