@@ -1,0 +1,227 @@
+"""privacy.json: everything that the guarantee of a release says, as one JSON object.
+
+The record holds no number that a reader has to believe: each is recomputed from the mechanism, or
+stands twice, by `dp_jax.report.verify`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from dp_jax.privacy.mechanism import Mechanism
+from dp_jax.privacy.spec import PrivacySpec
+from dp_jax.report import attacker, crosscheck, formatting, statement
+
+SCHEMA_VERSION = 1
+GENERATOR = "threefry2x32"
+KEY_BITS = 64
+MASTER_KEY_BITS = 256
+
+NOT_COVERED = (
+  "the choice of hyperparameters, architecture and preprocessing, unless it stands among the "
+  "releases",
+  "the facts that were treated as public",
+  "everything outside the release, such as private/, checkpoints/ and logs",
+  "other uses of the same data: their losses add to this one",
+  "what can be inferred about someone from the data of others",
+  "side channels: timing, memory, and the behaviour of the machine that trained",
+  "the difference between arithmetic on floats and on real numbers, beyond the sampler's tails and "
+  "its rounding to a grid",
+)
+HYPERPARAMETERS_NOT_RECORDED = (
+  "How they were chosen is not recorded; a choice that these data guided is not covered"
+)
+NOT_COVERED_WEIGHTS = "the records that the public starting weights were trained on"
+
+_PACKAGES = ("dp_jax", "dp-accounting", "jax", "jaxlib", "flax", "optax", "numpy", "scipy")
+
+
+@dataclass(frozen=True)
+class ReleaseFacts:
+  """What a finished run knows about itself; `privacy_record` derives the rest.
+
+  Attributes:
+    spec: the target.
+    mechanism: the one that ran.
+    ledger_entries: every release, in order, as `Ledger.to_list()` gives them.
+    num_units: N where it is public, else None.
+    expected_batch_size: the public divisor of the noised sum.
+    max_records_per_unit: K.
+    trainable_parameters: numbers that were trained.
+    total_parameters: numbers in the released file, the trained ones among them.
+    declared: "public" or "private", what the training data were declared to be.
+    test_key: whether the key came from a file; the run is then not private.
+    public_facts: name to JSON value: image shape, class names, value range, whatever else was
+      taken as known; `class_names` and `num_classes` are used by the report.
+    pretrained_weights: name and SHA-256 of the weights that training started from, else None.
+    hyperparameter_selection: how they were chosen, in a sentence.
+    warnings: sentences without a full stop, shown in the statement.
+  """
+
+  spec: PrivacySpec
+  mechanism: Mechanism
+  ledger_entries: Sequence[Mapping[str, Any]]
+  num_units: int | None
+  expected_batch_size: float
+  max_records_per_unit: int
+  trainable_parameters: int
+  total_parameters: int
+  declared: str = "private"
+  test_key: bool = False
+  public_facts: Mapping[str, Any] = field(default_factory=dict)
+  pretrained_weights: str | None = None
+  hyperparameter_selection: str = HYPERPARAMETERS_NOT_RECORDED
+  warnings: tuple[str, ...] = ()
+
+
+def privacy_record(facts: ReleaseFacts) -> dict[str, Any]:
+  """The content of privacy.json.
+
+  Args:
+    facts: what the run knows.
+
+  Returns:
+    A dict of JSON values that the schema accepts; `epsilon` is recomputed at the noise used.
+
+  Raises:
+    ValueError: if the facts contradict each other, or the mechanism gives no finite epsilon.
+  """
+  _check(facts)
+  mechanism, delta = facts.mechanism, facts.spec.delta
+  accounted = mechanism.account(delta)
+  if not math.isfinite(accounted.epsilon):
+    raise ValueError(
+      f"the mechanism (noise_multiplier {mechanism.noise_multiplier}) has no finite epsilon at "
+      f"delta {delta}: there is nothing to state; use more noise"
+    )
+  record: dict[str, Any] = {
+    "schema_version": SCHEMA_VERSION,
+    "declared": facts.declared,
+    "epsilon": accounted.epsilon,
+    "delta": delta,
+    "unit": facts.spec.unit,
+    "adjacency": mechanism.adjacency,
+    "sampling": mechanism.sampling.name,
+    "sampling_rate": mechanism.sampling.sampling_rate,
+    "clip_norm": mechanism.clip_norm,
+    "noise_multiplier": mechanism.noise_multiplier,
+    "stddev": mechanism.stddev,
+    "steps": mechanism.steps,
+    "expected_batch_size": facts.expected_batch_size,
+    "mean_stddev": mechanism.stddev / facts.expected_batch_size,
+    "accountant": accounted.accountant,
+    "accountant_version": accounted.library_version,
+    "accountant_reason": accounted.reason,
+    "tail_delta": accounted.tail_delta,
+    "cross_check": crosscheck.cross_check(mechanism, delta),
+    "target": {"epsilon": facts.spec.epsilon, "delta": facts.spec.delta},
+    "mechanism": mechanism.to_dict(),
+    "max_records_per_unit": facts.max_records_per_unit,
+    "treated_as_public": {
+      **facts.public_facts,
+      "num_units": facts.num_units,
+      "max_records_per_unit": facts.max_records_per_unit,
+    },
+    "parameters": {"trainable": facts.trainable_parameters, "total": facts.total_parameters},
+    "pretrained_weights": facts.pretrained_weights,
+    "hyperparameter_selection": facts.hyperparameter_selection,
+    "not_covered": [
+      *NOT_COVERED,
+      *([NOT_COVERED_WEIGHTS] if facts.pretrained_weights else []),
+    ],
+    "releases": [dict(entry) for entry in facts.ledger_entries],
+    "ledger": _ledger(facts.ledger_entries),
+    "attacker": attacker.attacker_section(mechanism, accounted.epsilon, delta),
+    "randomness": {
+      "generator": GENERATOR,
+      "key_bits": KEY_BITS,
+      "master_key_bits": MASTER_KEY_BITS,
+      "source": key_source(facts.test_key),
+      "test_key": facts.test_key,
+    },
+    "software": software_versions(),
+    "warnings": [*delta_warnings(delta, facts.num_units), *facts.warnings],
+  }
+  # Through JSON once, so that tuples and numpy numbers are what a reader of the file gets.
+  record = json.loads(json.dumps(record, allow_nan=False))
+  record["statement"] = statement.statement(record)
+  record["statement_long"] = statement.statement_long(record)
+  record["digest"] = record_digest(record)
+  return record
+
+
+def record_digest(record: Mapping[str, Any]) -> str:
+  """The SHA-256 of the canonical JSON of everything in the record but `digest`."""
+  content = {name: value for name, value in record.items() if name != "digest"}
+  text = json.dumps(
+    content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+  )
+  return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def delta_warnings(delta: float, num_units: int | None) -> list[str]:
+  """A warning if delta is so large that giving one unit away entirely would satisfy it."""
+  if num_units is None or delta < 1 / num_units:
+    return []
+  return [
+    f"delta {formatting.plain(delta)} is not below one over the number of units "
+    f"({formatting.count(num_units)}), so the guarantee would allow a whole unit to be published; "
+    "choose a smaller delta"
+  ]
+
+
+def key_source(test_key: bool) -> str:
+  """Where the master key came from, in words."""
+  return "key file given for a test" if test_key else "operating system"
+
+
+def software_versions() -> dict[str, str]:
+  """Versions of what ran, for whoever repeats it; packages that are not installed are left out."""
+  found = {"python": platform.python_version()}
+  for package in _PACKAGES:
+    try:
+      found[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  return found
+
+
+def _ledger(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  return {"head": entries[-1]["hash"], "count": len(entries)}
+
+
+def _check(facts: ReleaseFacts) -> None:
+  mechanism = facts.mechanism
+  if mechanism.adjacency != facts.spec.adjacency:
+    raise ValueError(
+      f"the target is for adjacency {facts.spec.adjacency}, the mechanism for "
+      f"{mechanism.adjacency}; calibrate the mechanism from this target"
+    )
+  if facts.declared not in ("public", "private"):
+    raise ValueError(f"declared is {facts.declared!r}; it must be 'public' or 'private'")
+  if not facts.ledger_entries:
+    raise ValueError("the ledger is empty; reserve the run's budget before its first step")
+  if facts.num_units is None and mechanism.adjacency != "add_or_remove_one":
+    raise ValueError(f"num_units is None, but it is public under adjacency {mechanism.adjacency}")
+  expected = (
+    mechanism.declared_batch_size
+    if facts.num_units is None
+    else mechanism.expected_batch_size(facts.num_units)
+  )
+  if expected is None or not math.isclose(expected, facts.expected_batch_size, rel_tol=1e-12):
+    raise ValueError(
+      f"expected_batch_size is {facts.expected_batch_size}, but the mechanism gives {expected} "
+      f"for {facts.num_units} units; the divisor must be the public one"
+    )
+  if not 1 <= facts.trainable_parameters <= facts.total_parameters:
+    raise ValueError(
+      f"trainable_parameters is {facts.trainable_parameters} of {facts.total_parameters}; it must "
+      "be between 1 and the total"
+    )

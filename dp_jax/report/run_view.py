@@ -1,0 +1,124 @@
+"""What the report may read of a run: its config, its privacy record and its public metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dp_jax.report.plots import Interval
+
+
+@dataclass(frozen=True)
+class RunView:
+  """One run as the report sees it.
+
+  Attributes:
+    label: how the page names the run; untrusted text.
+    config: section to key to value, from config.json.
+    record: the content of privacy.json; None for a run without privacy.
+    declared: "public" only where every file that says anything says public.
+    split: the held-out split that `history` and `final` are of, "" without metrics.
+    history: (step, metrics), by increasing step; empty for data declared private.
+    final: the metrics of the completed run, with counts of each class; empty until then.
+  """
+
+  label: str
+  config: Mapping[str, Mapping[str, Any]]
+  record: Mapping[str, Any] | None
+  declared: str
+  split: str
+  history: tuple[tuple[int, Mapping[str, Any]], ...]
+  final: Mapping[str, Any]
+
+  @property
+  def num_records(self) -> int:
+    """Held-out records behind `final`, 0 if unknown."""
+    count = number(self.final.get("num_records"))
+    return int(count) if count is not None and count > 0 else 0
+
+  def accuracy(self) -> Interval | None:
+    """Accuracy on the held-out split with its 95% Wilson interval, None if unknown."""
+    value = number(self.final.get("accuracy"))
+    if value is None or not self.num_records:
+      return None
+    return wilson(value, self.num_records)
+
+  def source(self) -> str:
+    """The name of the data, as the config gives it."""
+    return str(self.config.get("data", {}).get("source", "unnamed data"))
+
+
+def load(workdir: Path, label: str) -> RunView:
+  """Reads a work directory; never looks into private/, unprotected/ or checkpoints/.
+
+  Args:
+    workdir: of a run, complete or not.
+    label: how the page names it.
+
+  Raises:
+    ValueError: if the folder holds no readable config.json, or privacy.json is not JSON.
+  """
+  config = _read_json(workdir / "config.json", "is this the work directory of a run?")["config"]
+  record_path = workdir / "release" / "privacy.json"
+  record = _read_json(record_path, "rebuild the release") if record_path.exists() else None
+  said = [config.get("data", {}).get("declared", "private")]
+  if record is not None:
+    said.append(record.get("declared", "private"))
+  declared = "public" if all(word == "public" for word in said) else "private"
+  if declared != "public":
+    return RunView(label, config, record, declared, "", (), {})
+  split, history, final = _metrics(workdir / "metrics.jsonl")
+  return RunView(label, config, record, declared, split, history, final)
+
+
+def number(value: Any) -> float | None:
+  """The value as a float if it is a finite number, else None."""
+  if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    return None
+  return float(value)
+
+
+def wilson(fraction: float, count: int) -> Interval:
+  """The 95% score interval of a fraction of `count` independent records (Wilson 1927)."""
+  z = 1.959964
+  centre = (fraction + z * z / (2 * count)) / (1 + z * z / count)
+  half = z / (1 + z * z / count)
+  half *= math.sqrt(fraction * (1 - fraction) / count + z * z / (4 * count * count))
+  return Interval(fraction, max(0.0, centre - half), min(1.0, centre + half))
+
+
+def _read_json(path: Path, advice: str) -> dict[str, Any]:
+  try:
+    content = json.loads(path.read_text(encoding="utf-8"))
+  except OSError as error:
+    raise ValueError(f"cannot read {path} ({error.strerror}); {advice}") from error
+  except ValueError as error:
+    raise ValueError(f"{path} is not JSON ({error}); {advice}") from error
+  if not isinstance(content, dict):
+    raise ValueError(f"{path} holds no JSON object; {advice}")
+  return content
+
+
+def _metrics(
+  path: Path,
+) -> tuple[str, tuple[tuple[int, Mapping[str, Any]], ...], Mapping[str, Any]]:
+  """The held-out split's history and final metrics; a torn last line is left out."""
+  lines = []
+  if path.exists():
+    for text in path.read_text(encoding="utf-8").splitlines():
+      try:
+        lines.append(json.loads(text))
+      except ValueError:
+        continue
+  held_out = sorted({line["split"] for line in lines if line["split"] != "train"})
+  if not held_out:
+    return "", (), {}
+  split = "test" if "test" in held_out else held_out[0]
+  # A step that was repeated after a resume stands twice: the later line counts.
+  steps = {int(line["step"]): line["metrics"] for line in lines if line["split"] == split}
+  finals = [line["metrics"] for line in lines if line["split"] == split and line.get("final")]
+  return split, tuple(sorted(steps.items())), finals[-1] if finals else {}

@@ -1,0 +1,241 @@
+"""The report's sections on privacy: the statement, what it means, how to check and cite it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from dp_jax.report import attacker, formatting, page, plots, statement
+from dp_jax.report.page import Markup, Section
+from dp_jax.report.run_view import RunView
+
+CITATIONS = """\
+@inproceedings{abadi2016deep,
+  title     = {Deep Learning with Differential Privacy},
+  author    = {Abadi, Martin and Chu, Andy and Goodfellow, Ian and McMahan, H. Brendan and
+               Mironov, Ilya and Talwar, Kunal and Zhang, Li},
+  booktitle = {ACM Conference on Computer and Communications Security},
+  year      = {2016},
+  note      = {arXiv:1607.00133}
+}
+@article{ponomareva2023dpfy,
+  title     = {How to {DP}-fy {ML}: A Practical Guide to Machine Learning with Differential
+               Privacy},
+  author    = {Ponomareva, Natalia and Hazimeh, Hussein and Kurakin, Alex and Xu, Zheng and
+               Denison, Carson and McMahan, H. Brendan and Vassilvitskii, Sergei and
+               Chien, Steve and Thakurta, Abhradeep},
+  journal   = {Journal of Artificial Intelligence Research},
+  volume    = {77},
+  year      = {2023},
+  note      = {arXiv:2303.00654}
+}"""
+
+
+def statement_section(run: RunView) -> Section:
+  """The statement and its points; for a run without privacy, that it claims nothing."""
+  record = run.record
+  if record is None:
+    return Section("statement", "The statement", page.paragraph(statement.PLAIN_STATEMENT, "lead"))
+  return Section("statement", "The statement", page.paragraph(statement.statement(record), "lead"))
+
+
+def details_section(record: Mapping[str, Any]) -> Section:
+  """The statement point by point, with unrounded numbers."""
+  body = page.paragraph(
+    "The list that Ponomareva et al. (2023, arXiv:2303.00654, Section 5.3.3) ask every report of "
+    "a privacy guarantee to give, with unrounded numbers."
+  )
+  body += page.definitions(statement.statement_items(record))
+  return Section("details", "The statement, point by point", body)
+
+
+def attacker_section(record: Mapping[str, Any]) -> Section:
+  """What the guarantee means for someone who asks whether a unit was in the data."""
+  found = record["attacker"]
+  unit = formatting.one_line(record["unit"], 60)
+  advantage = found["mechanism_advantage_bound"]
+  right = formatting.percent_up((1 + advantage) / 2)
+  alone = formatting.round_up(found["membership_advantage_bound"], 3)
+  intro = ""
+  if record["randomness"]["test_key"]:
+    text = (
+      "Nothing below holds for this run, whose key is known; it describes one with a secret key."
+    )
+    intro = page.paragraph(text, "note")
+  intro += page.paragraph(
+    "Suppose that someone has the released parameters and knows everything about the training "
+    f"except {_question(record['adjacency'], unit)}, each as likely as the other. Blind guessing "
+    "is right half of the time. No test whatever, by any method and with any computer, is right "
+    f"more than {right} of the time: its advantage (true minus false positive rate) is at most "
+    f"{formatting.round_up(advantage, 3)}. Epsilon and delta alone, without the mechanism behind "
+    f"them, bound it by {alone}."
+  )
+  rows = [
+    [
+      formatting.percent(point["false_positive_rate"]),
+      formatting.percent_up(point["true_positive_rate_bound"], 2),
+    ]
+    for point in found["trade_off"]
+  ]
+  numbers = page.table(
+    "Limit on membership tests", ["false positive rate", "true positive rate, at most"], rows
+  )
+  svg = plots.attacker_plot(attacker.curve(record))
+  caption = "The most that any membership test can reach against this mechanism."
+  text = page.paragraph(
+    "The table gives the same limit where it matters most to people: how many members can be "
+    "named while only few others are named wrongly."
+  )
+  figure = f'<figure class="plot">{svg}<figcaption>{page.escape(caption)}</figcaption></figure>'
+  return Section("meaning", "What it means", intro + page.columns(figure, text + numbers))
+
+
+def epsilon_section(record: Mapping[str, Any]) -> Section:
+  """Epsilon against the step."""
+  points = attacker.epsilon_curve(record)
+  rows = [[formatting.count(step), formatting.round_up(epsilon)] for step, epsilon in points]
+  numbers = page.table("Epsilon spent, by step", ["step", "epsilon"], rows)
+  intro = page.paragraph(
+    f"Every step spends some of the budget. The stated epsilon is that of all "
+    f"{formatting.count(record['steps'])} planned steps, also if training had stopped earlier. "
+    f"Delta is {formatting.plain(record['delta'])} throughout."
+  )
+  target = record["target"]["epsilon"]
+  svg = plots.epsilon_plot(points, target)
+  body = intro + page.plot(svg, "Epsilon spent after each step, and the target.", numbers)
+  return Section("epsilon", "Epsilon against step", body)
+
+
+def warnings_block(record: Mapping[str, Any] | None) -> str:
+  """What must be read first: no privacy at all, a fixed seed, or a warning of the record."""
+  if record is None:
+    return page.callout("No privacy.", "These parameters come from a run without protection.")
+  parts = []
+  if record["randomness"]["test_key"]:
+    text = "The noise came from a test key; the numbers below are not a guarantee."
+    parts.append(page.callout(f"{statement.NOT_PRIVATE.capitalize()}.", text))
+  parts += [page.callout("Warning.", f"{warning}.") for warning in record["warnings"]]
+  return "".join(parts)
+
+
+def setup_section(run: RunView) -> Section:
+  """The settings a reader asks for first; all of them were fixed before training."""
+  wanted = {
+    "data": ("source", "declared", "max_records_per_unit"),
+    "model": ("name", "weights", "trainable"),
+    "privacy": ("enabled", "unit", "adjacency", "sampling", "clipping", "clip_norm"),
+    "train": ("steps", "epochs", "optimizer", "learning_rate", "schedule", "ema"),
+  }
+  rows = [
+    [f"{section}.{key}", _setting(run.config[section][key])]
+    for section, keys in wanted.items()
+    for key in keys
+    if section in run.config and run.config[section].get(key) is not None
+  ]
+  body = page.paragraph("Excerpt of config.json; every setting was fixed before training.")
+  return Section(
+    "setup", "How it was trained", body + page.table("Settings", ["key", "value"], rows, "text")
+  )
+
+
+def verify_section(record: Mapping[str, Any] | None) -> Section:
+  """How someone else can check the statement."""
+  if record is None:
+    text = "There is nothing to verify: this run makes no claim."
+    return Section("verify", "How to verify", page.paragraph(text))
+  body = page.paragraph(
+    "Whoever holds the release can derive every number of the statement anew, without the data. "
+    "The command recomputes epsilon with the same accountant, brackets it by two others, "
+    "recomputes every derived number and checks each file against its hash. It exits with 1 and "
+    "the reason if anything differs."
+  )
+  body += page.code("python -m dp_jax verify release/", "Command to verify the release")
+  ledger = record["ledger"]
+  software = ", ".join(f"{name} {version}" for name, version in record["software"].items())
+  body += page.definitions(
+    [
+      ("Digest of privacy.json", record["digest"]),
+      ("Head of the ledger", f"{ledger['head']} ({ledger['count']} in all)"),
+      ("Software", software),
+    ]
+  )
+  body += page.paragraph(
+    "What it cannot show: that the run was carried out by this code on the data it names. The "
+    "ledger makes a later change evident; it does not prevent one.",
+    "note",
+  )
+  return Section("verify", "How to verify", body)
+
+
+def cite_section(record: Mapping[str, Any] | None) -> Section:
+  """A sentence for a paper, and the entries behind it."""
+  parts = []
+  if record is not None and not record["randomness"]["test_key"]:
+    parts.append(page.paragraph("A sentence for a paper or a data sheet:"))
+    parts.append(f"<blockquote>{page.paragraph(_sentence(record))}</blockquote>")
+  version = "" if record is None else f" {record['software'].get('dp_jax', '')}".rstrip()
+  software = (
+    f"@software{{dp_jax,\n  title = {{dp_jax{version}: differentially private training "
+    f"in JAX}}\n}}\n"
+  )
+  parts.append(page.code(software + CITATIONS, "BibTeX entries"))
+  return Section("cite", "How to cite", "".join(parts))
+
+
+def hero(run: RunView) -> str:
+  """The head of the page: what was trained on what, and the guarantee in large type."""
+  record = run.record
+  kind = "trained with differential privacy" if record else "trained without differential privacy"
+  if record is not None and record["randomness"]["test_key"]:
+    kind = "trained with a fixed seed: not private"
+  title = f'<p class="kind">Privacy report</p><h1>{page.escape(run.source(), 80)}, {kind}</h1>'
+  return f"{title}{warnings_block(record)}"
+
+
+def guarantee_tiles(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+  """The tiles that state the guarantee."""
+  known = record["randomness"]["test_key"]
+  head = "if the key were secret" if known else "at the noise used"
+  unit = formatting.one_line(record["unit"], 40)
+  advantage = record["attacker"]["mechanism_advantage_bound"]
+  return [
+    ("Epsilon", formatting.round_up(record["epsilon"]), f"{head}; smaller is stronger"),
+    ("Delta", formatting.plain(record["delta"]), "the probability set aside"),
+    ("Protects", f"one {unit}", f"{record['adjacency'].replace('_', '-')} neighbours"),
+    (
+      "Membership test",
+      f"≤ {formatting.percent_up((1 + advantage) / 2)}",
+      "right at best; a coin is right 50%" if not known else "right at best, if it were",
+    ),
+  ]
+
+
+def page_title(run: RunView) -> str:
+  """The document's title."""
+  return f"Privacy report: {run.source()}"
+
+
+def _question(adjacency: str, unit: str) -> str:
+  if adjacency == "replace_one":
+    return f"which of two candidates was the one {unit} that took part in it"
+  return f"whether one {unit} took part in it or not"
+
+
+def _sentence(record: Mapping[str, Any]) -> str:
+  return (
+    f"The model was trained with DP-SGD (Abadi et al., 2016) using dp_jax and satisfies "
+    f"({formatting.round_up(record['epsilon'])}, {formatting.plain(record['delta'])})-differential "
+    f"privacy for each {formatting.one_line(record['unit'], 60)} under "
+    f"{record['adjacency'].replace('_', '-')} adjacency ({record['sampling'].replace('_', ' ')} "
+    f"sampling at rate {formatting.short(record['sampling_rate'])}, "
+    f"{formatting.count(record['steps'])} steps, noise multiplier "
+    f"{formatting.short(record['noise_multiplier'])}, clip norm "
+    f"{formatting.plain(record['clip_norm'])}; {record['accountant']} accounting, "
+    f"{record['accountant_version']})."
+  )
+
+
+def _setting(value: Any) -> str | Markup:
+  # Of a path only the last part says anything to a reader elsewhere.
+  return value.rsplit("/", 1)[-1] if isinstance(value, str) else json.dumps(value)
