@@ -154,6 +154,8 @@ def _result(epsilon: float, delta: float, accountant: str, reason: str) -> Accou
 
 
 def _without_noise(event: dp_accounting.DpEvent) -> bool:
-  inner = getattr(event, "event", event)
+  inner = event
+  while hasattr(inner, "event"):
+    inner = inner.event
   noise = getattr(inner, "noise_multiplier", getattr(inner, "standard_deviation", None))
   return noise == 0

@@ -5,7 +5,7 @@ from typing import Any
 
 import dp_accounting
 
-from dp_jax.privacy import accounting, samplers, table, tails, validation
+from dp_jax.privacy import accounting, samplers, table, tails, truncation, validation
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.sampling import Sampling, sampling_from_dict
 from dp_jax.privacy.spec import ACCOUNTANTS, ADJACENCIES, AccountantName, Adjacency
@@ -103,6 +103,8 @@ class Mechanism:
       ValueError: if delta or steps is out of range.
       tails.SamplerTailError: if the noise is so small that the sampler's finite
         range shows at this delta.
+      truncation.TruncationError: if all planned steps are asked for, and batches are
+        cut at so low a cap that epsilon jumps.
     """
     delta = validation.open_unit("delta", delta)
     parts = self.parts(steps)
@@ -112,6 +114,8 @@ class Mechanism:
     usable = tails.usable_delta(delta, residual, self.noise_multiplier) if residual else delta
     row = self.row
     found = accounting.account_parts(parts, row.relation, row.accountants, self.accountant, usable)
+    if self._steps(steps) == self.steps:
+      truncation.refuse_cliff(self.sampling, self.noise_multiplier, self.steps, usable, found)
     return dataclasses.replace(found, delta=delta, tail_delta=residual)
 
   def epsilon(self, delta: float, steps: int | None = None) -> float:

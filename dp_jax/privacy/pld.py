@@ -6,6 +6,7 @@ larger epsilon and never a wrong one.
 """
 
 import dataclasses
+import functools
 import math
 import warnings
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution as distributions
 from dp_accounting.privacy_accountant import NeighboringRelation
+from numpy.typing import NDArray
 
 from dp_jax.privacy import losses
 
@@ -72,11 +74,9 @@ def epsilon(
 
   Doroshenko et al. 2022, arXiv:2207.04380 (discretisation by connecting the dots).
   """
-  error = _TRANSFORM_ERROR + _TRANSFORM_ERROR_PER_STEP * sum(count for _, count in parts)
+  error = transform_error(parts)
   if error > _MAX_ERROR_SHARE * delta:
-    raise PldError(
-      f"delta {delta:.3g} is too close to the rounding error of PLD here, {error:.1g}"
-    )
+    raise PldError(f"delta {delta:.3g} is too close to the rounding error of PLD here, {error:.1g}")
   shapes = [losses.loss_shape(event, count, relation) for event, count in parts]
   step = coarsen * discretization(shapes, [count for _, count in parts])
   result = _epsilon_at(parts, relation, delta - error, step)
@@ -86,6 +86,32 @@ def epsilon(
       step = finer
       result = min(result, _epsilon_at(parts, relation, delta - error, step))
   return PldEpsilon(result * (1 + _ROUND_UP), step)
+
+
+def deltas(
+  parts: Parts, relation: NeighboringRelation, epsilons: Sequence[float], step: float
+) -> NDArray[np.float64]:
+  """Returns upper bounds on delta at many epsilons, from one composition.
+
+  Args:
+    parts: (event, count) pairs, released together.
+    relation: dp-accounting's neighbouring relation, the same for all.
+    epsilons: at least 0, in increasing order.
+    step: the discretisation, as `epsilon` returned it.
+
+  Returns:
+    float64[len(epsilons)], in [0, 1].
+  """
+  composed = _compose(tuple(parts), relation, step)
+  slack = transform_error(parts) + max(0.0, 1.0 - _smallest_mass(composed))
+  with np.errstate(all="ignore"):
+    found = np.asarray(composed.get_delta_for_epsilon(np.asarray(epsilons, dtype=np.float64)))
+  return np.clip(found + slack, 0.0, 1.0)
+
+
+def transform_error(parts: Parts) -> float:
+  """Returns what composing by Fourier transforms may be off by, in total probability."""
+  return _TRANSFORM_ERROR + _TRANSFORM_ERROR_PER_STEP * sum(count for _, count in parts)
 
 
 def discretization(shapes: Sequence[losses.LossShape], counts: Sequence[int]) -> float:
@@ -113,7 +139,7 @@ def _fits(shapes: Sequence[losses.LossShape], step: float) -> bool:
 
 
 def _epsilon_at(parts: Parts, relation: NeighboringRelation, delta: float, step: float) -> float:
-  composed = _compose(parts, relation, step)
+  composed = _compose(tuple(parts), relation, step)
   # Mass that rounding lost counts as an unbounded loss.
   lost = max(0.0, 1.0 - _smallest_mass(composed))
   if lost >= delta:
@@ -125,6 +151,7 @@ def _epsilon_at(parts: Parts, relation: NeighboringRelation, delta: float, step:
       raise PldError(f"the privacy loss is too large to convert ({error})") from error
 
 
+@functools.lru_cache(maxsize=1)  # one can take 200 MB; it is read at several deltas in a row
 def _compose(parts: Parts, relation: NeighboringRelation, step: float) -> Any:
   composed = None
   with np.errstate(all="ignore"), warnings.catch_warnings():

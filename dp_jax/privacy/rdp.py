@@ -28,6 +28,8 @@ _MAX_SERIES_CENTRE = 900.0
 # Bounds on the rounding of log A(order): absolute per unit of order, and relative.
 _ABSOLUTE_ERROR = 1e-15
 _RELATIVE_ERROR = 1e-11
+# The same for the best of several runs, relative and absolute.
+_SELECTION_ERROR = 1e-9
 
 
 def epsilon(parts: Parts, relation: NeighboringRelation, delta: float) -> tuple[float, float]:
@@ -76,8 +78,9 @@ def renyi_divergences(
 ) -> NDArray[np.float64]:
   """Returns upper bounds on one event's Renyi divergences, float64[len(ORDERS)], at ORDERS."""
   if isinstance(event, dp_event.RepeatAndSelectDpEvent):
-    # Selection acts on the whole curve, so the curve it starts from is the padded one.
-    return _run(ORDERS, event, relation)
+    # The error of the curve it starts from is multiplied by little more than one.
+    values = _run(ORDERS, event, relation)
+    return _frozen(values * (1 + _SELECTION_ERROR) + _SELECTION_ERROR)
   whole = np.array([float(order).is_integer() for order in ORDERS])
   skip = _series_centre(event) > _MAX_SERIES_CENTRE
   values = np.full_like(ORDERS, np.inf)
@@ -85,9 +88,12 @@ def renyi_divergences(
   values[tried] = _run(ORDERS[tried], event, relation)
   values = _fill_fractional(values)
   error = _ABSOLUTE_ERROR * (1 + ORDERS) / (ORDERS - 1)
-  result = values + error + _RELATIVE_ERROR * np.abs(values)
-  result.setflags(write=False)
-  return result
+  return _frozen(values + error + _RELATIVE_ERROR * np.abs(values))
+
+
+def _frozen(values: NDArray[np.float64]) -> NDArray[np.float64]:
+  values.setflags(write=False)
+  return values
 
 
 def _fill_fractional(values: NDArray[np.float64]) -> NDArray[np.float64]:
