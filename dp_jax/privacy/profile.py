@@ -38,14 +38,9 @@ def privacy_profile(mechanism: Mechanism, delta: float) -> tuple[tuple[float, fl
 def _from_distribution(
   mechanism: Mechanism, epsilon: float, discretization: float
 ) -> tuple[tuple[float, float], ...]:
-  parts = mechanism.parts()
-  composed = pld._compose(parts, mechanism.row.relation, discretization)
-  # What pld.epsilon sets aside too: lost mass and the error of the Fourier transform.
-  slack = max(0.0, 1.0 - pld._smallest_mass(composed)) + _SUM_ERROR
-  slack += pld._TRANSFORM_ERROR_PER_STEP * sum(count for _, count in parts)
-  slack += mechanism.tail_delta()
   epsilons = np.linspace(0.0, 2 * max(epsilon, 0.05), _NUM_POINTS)
-  deltas = composed.get_delta_for_epsilon(epsilons)
+  deltas = pld.deltas(mechanism.parts(), mechanism.row.relation, epsilons, discretization)
+  slack = _SUM_ERROR + mechanism.tail_delta()
   return tuple(
     (float(each), min(1.0, float(found) + slack))
     for each, found in zip(epsilons, deltas, strict=True)
