@@ -17,7 +17,7 @@ import numpy as np
 from dp_accounting import dp_event
 from dp_accounting.pld import privacy_loss_distribution as distributions
 from dp_accounting.privacy_accountant import NeighboringRelation
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from dp_jax.privacy import losses
 
@@ -89,7 +89,7 @@ def epsilon(
 
 
 def deltas(
-  parts: Parts, relation: NeighboringRelation, epsilons: Sequence[float], step: float
+  parts: Parts, relation: NeighboringRelation, epsilons: ArrayLike, step: float
 ) -> NDArray[np.float64]:
   """Returns upper bounds on delta at many epsilons, from one composition.
 
