@@ -17,7 +17,7 @@ from typing import Any
 
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.spec import PrivacySpec
-from dp_jax.report import attacker, crosscheck, formatting, statement
+from dp_jax.report import attacker, crosscheck, formatting, ledger_check, statement
 
 SCHEMA_VERSION = 1
 GENERATOR = "threefry2x32"
@@ -137,7 +137,9 @@ def privacy_record(facts: ReleaseFacts) -> dict[str, Any]:
       *([NOT_COVERED_WEIGHTS] if facts.pretrained_weights else []),
     ],
     "releases": [dict(entry) for entry in facts.ledger_entries],
-    "ledger": _ledger(facts.ledger_entries),
+    "ledger": ledger_check.ledger_section(
+      mechanism, facts.ledger_entries, accounted.epsilon, delta
+    ),
     "attacker": attacker.attacker_section(mechanism, accounted.epsilon, delta),
     "randomness": {
       "generator": GENERATOR,
@@ -193,10 +195,6 @@ def software_versions() -> dict[str, str]:
   return found
 
 
-def _ledger(entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  return {"head": entries[-1]["hash"], "count": len(entries)}
-
-
 def _check(facts: ReleaseFacts) -> None:
   mechanism = facts.mechanism
   if mechanism.adjacency != facts.spec.adjacency:
@@ -206,8 +204,6 @@ def _check(facts: ReleaseFacts) -> None:
     )
   if facts.declared not in ("public", "private"):
     raise ValueError(f"declared is {facts.declared!r}; it must be 'public' or 'private'")
-  if not facts.ledger_entries:
-    raise ValueError("the ledger is empty; reserve the run's budget before its first step")
   if facts.num_units is None and mechanism.adjacency != "add_or_remove_one":
     raise ValueError(f"num_units is None, but it is public under adjacency {mechanism.adjacency}")
   expected = (

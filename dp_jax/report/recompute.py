@@ -6,8 +6,9 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.mechanism import Mechanism
-from dp_jax.report import attacker, crosscheck
+from dp_jax.report import attacker, crosscheck, ledger_check
 
 # On epsilon and on probabilities: what different machines may differ by.
 TOLERANCE = 1e-6
@@ -21,7 +22,12 @@ def problems(mechanism: Mechanism, record: Mapping[str, Any]) -> list[str]:
     record: the content of privacy.json.
   """
   try:
-    return [*_epsilon(mechanism, record), *_cross(mechanism, record), *_attacker(mechanism, record)]
+    return [
+      *_epsilon(mechanism, record),
+      *_ledger(record),
+      *_cross(mechanism, record),
+      *_attacker(mechanism, record),
+    ]
   except ValueError as error:
     return [f"the mechanism cannot be accounted: {error}"]
 
@@ -35,6 +41,13 @@ def _epsilon(mechanism: Mechanism, record: Mapping[str, Any]) -> Iterator[str]:
   # Far below any tolerance on probabilities, so compared by its own size.
   if not math.isclose(record["tail_delta"], accounted.tail_delta, rel_tol=TOLERANCE, abs_tol=0.0):
     yield f"tail_delta is {record['tail_delta']}, but {accounted.tail_delta} when recomputed"
+
+
+def _ledger(record: Mapping[str, Any]) -> Iterator[str]:
+  ledger = Ledger.from_list(record["releases"])
+  derived = ledger_check.total_epsilon(ledger, record["epsilon"], record["delta"])
+  if not _same(record["ledger"]["epsilon"], derived):
+    yield f"ledger.epsilon is {record['ledger']['epsilon']}, but {derived} when recomputed"
 
 
 def _cross(mechanism: Mechanism, record: Mapping[str, Any]) -> Iterator[str]:
@@ -55,15 +68,17 @@ def _attacker(mechanism: Mechanism, record: Mapping[str, Any]) -> Iterator[str]:
   derived = attacker.attacker_section(mechanism, record["epsilon"], record["delta"])
   stated = record["attacker"]
   for name in ("membership_advantage_bound", "mechanism_advantage_bound"):
-    if not _same(stated[name], derived[name]):
+    if not math.isclose(stated[name], derived[name], rel_tol=TOLERANCE, abs_tol=1e-9):
       yield f"attacker.{name} is {stated[name]}, but {derived[name]} when recomputed"
   if len(stated["trade_off"]) != len(derived["trade_off"]):
     yield "attacker.trade_off has another number of points than it should"
     return
   for i, (point, wanted) in enumerate(zip(stated["trade_off"], derived["trade_off"], strict=True)):
-    for name, value in wanted.items():
-      if not _same(point[name], value):
-        yield f"attacker.trade_off[{i}].{name} is {point[name]}, but {value} when recomputed"
+    if point["false_positive_rate"] != wanted["false_positive_rate"]:
+      yield f"attacker.trade_off[{i}] is at another false positive rate than it should be"
+    name = "true_positive_rate_bound"
+    if not math.isclose(point[name], wanted[name], rel_tol=TOLERANCE, abs_tol=1e-9):
+      yield f"attacker.trade_off[{i}].{name} is {point[name]}, but {wanted[name]} when recomputed"
 
 
 def _same(stated: float, derived: float) -> bool:

@@ -156,7 +156,10 @@ def verify_section(record: Mapping[str, Any] | None) -> Section:
   body += page.definitions(
     [
       ("Digest of privacy.json", record["digest"]),
-      ("Head of the ledger", f"{ledger['head']} ({ledger['count']} in all)"),
+      (
+        "Head of the ledger",
+        f"{ledger['head']} ({ledger['count']} {'entry' if ledger['count'] == 1 else 'entries'})",
+      ),
       ("Software", software),
     ]
   )

@@ -52,6 +52,8 @@ _ACCOUNTANTS = {
 def statement(record: Record) -> str:
   """States the guarantee in two sentences, and a further one for each warning.
 
+  If the ledger holds other releases on the same data too, one more gives the total.
+
   Args:
     record: the content of privacy.json, as `privacy_record` returns it.
 
@@ -68,6 +70,8 @@ def statement(record: Record) -> str:
   else:
     text = f"{_first_sentence(record)} {_second_sentence(record)}"
   warnings = [formatting.one_line(w, 400) for w in record["warnings"]]
+  if record["ledger"]["releases"] > 1:
+    text = f"{text} {_together(record)}"
   return " ".join([text, *(f"Warning: {w}." for w in warnings)])
 
 
@@ -166,6 +170,14 @@ def _second_sentence(record: Record) -> str:
   )
 
 
+def _together(record: Record) -> str:
+  ledger = record["ledger"]
+  return (
+    f"With all {formatting.count(ledger['releases'])} releases in the ledger of these data, the "
+    f"total is epsilon {formatting.round_up(ledger['epsilon'])} at the same delta."
+  )
+
+
 def _setting(record: Record) -> str:
   data = "public (a benchmark)" if record["declared"] == "public" else "private"
   return (
@@ -175,8 +187,8 @@ def _setting(record: Record) -> str:
 
 
 def _accesses(record: Record) -> str:
-  releases = record["releases"]
-  entries = "one release" if len(releases) == 1 else f"{len(releases)} releases"
+  releases = record["ledger"]["releases"]
+  entries = "one release" if releases == 1 else f"{releases} releases in all"
   weights = record["pretrained_weights"]
   start = (
     f"Training started from public weights ({formatting.one_line(weights)}), whose own training "
@@ -286,7 +298,8 @@ def _verification(record: Record) -> str:
   return (
     "The command “python -m dp_jax verify release/” recomputes the numbers here and checks "
     f"every file against its hash. Ledger: {ledger['count']} "
-    f"{'entry' if ledger['count'] == 1 else 'entries'}, head {ledger['head']}. The code is open "
+    f"{'entry' if ledger['count'] == 1 else 'entries'}, head {ledger['head']}, epsilon "
+    f"{formatting.plain(ledger['epsilon'])} in all. The code is open "
     "source (Apache 2.0); versions stand in privacy.json."
   )
 

@@ -1,125 +1,21 @@
-"""Made-up runs, small and complete: records through the real privacy layer, metrics by hand."""
+"""Fixtures: the facts of a made-up run, and its privacy record."""
 
-import json
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from made_up_runs import make_facts
 
-from dp_jax import privacy
-from dp_jax.report import manifest, model_card, privacy_json
-
-NUM_UNITS = 1437
-CLASS_NAMES = ("zero", "one", "two")
-
-
-def make_facts(tmp_path: Path, **changes: Any) -> privacy_json.ReleaseFacts:
-  """Facts of a calibrated run; full batch by default, whose accounting takes no time."""
-  sampling = changes.pop("sampling", privacy.FullBatch())
-  spec = changes.pop("spec", privacy.PrivacySpec(epsilon=1.0, delta=1e-5, unit="scan"))
-  num_units = changes.pop("num_units", NUM_UNITS)
-  steps = changes.pop("steps", 20)
-  mechanism = privacy.calibrate(spec, sampling, steps=steps, clip_norm=1.5)
-  ledger = privacy.Ledger(tmp_path / "ledger.jsonl")
-  ledger.reserve(mechanism, "training")
-  arguments: dict[str, Any] = {
-    "spec": spec,
-    "mechanism": mechanism,
-    "ledger_entries": ledger.to_list(),
-    "num_units": num_units,
-    "expected_batch_size": mechanism.expected_batch_size(num_units),
-    "max_records_per_unit": 2,
-    "trainable_parameters": 30,
-    "total_parameters": 42,
-    "declared": "public",
-    "public_facts": {
-      "image_shape": [8, 8, 1],
-      "class_names": list(CLASS_NAMES),
-      "value_range": [0.0, 16.0],
-    },
-    "pretrained_weights": "rendered digits, sha256 " + "ab" * 32,
-  }
-  return privacy_json.ReleaseFacts(**(arguments | changes))
-
-
-def write_release(folder: Path, record: Mapping[str, Any]) -> None:
-  """A release folder with 42 parameters around `record`."""
-  folder.mkdir(parents=True, exist_ok=True)
-  arrays = {"kernel": np.zeros((10, 4), np.float32), "bias": np.zeros(2, np.float32)}
-  save_file(arrays, folder / "params.safetensors")
-  (folder / "privacy.json").write_text(json.dumps(record), encoding="utf-8")
-  card = model_card.model_card(record, {})
-  (folder / "model_card.md").write_text(card, encoding="utf-8")
-  manifest.write_manifest(folder)
-
-
-def write_run(
-  folder: Path,
-  record: Mapping[str, Any] | None,
-  *,
-  declared: str = "public",
-  accuracy: float = 0.9,
-  source: str = "digits",
-) -> Path:
-  """A work directory with config, metrics and, where there is a record, a release."""
-  folder.mkdir(parents=True, exist_ok=True)
-  config = {
-    "data": {"source": source, "declared": declared, "max_records_per_unit": 2},
-    "model": {"name": "convnet", "weights": "/a/machine/path/public.safetensors"},
-    "privacy": {"enabled": record is not None, "sampling": "full_batch", "clip_norm": 1.5},
-    "train": {"steps": 20, "optimizer": "sgd", "learning_rate": 0.1},
-  }
-  (folder / "config.json").write_text(json.dumps({"config": config}), encoding="utf-8")
-  lines = [
-    {"step": step, "split": "test", "metrics": {"accuracy": accuracy * step / 20, "loss": 1.0}}
-    for step in (5, 10, 15)
-  ]
-  lines.append({"step": 20, "split": "test", "final": True, "metrics": final_metrics(accuracy)})
-  text = "".join(json.dumps(line) + "\n" for line in lines)
-  (folder / "metrics.jsonl").write_text(text + '{"step": 20, "spl', encoding="utf-8")
-  if record is not None:
-    write_release(folder / "release", record)
-  return folder
-
-
-def final_metrics(accuracy: float) -> dict[str, Any]:
-  """The final metrics of 3 classes with 100 held-out records each."""
-  hits = round(100 * accuracy)
-  confusion = [[hits if i == j else (100 - hits) // 2 for j in range(3)] for i in range(3)]
-  confusion[0][1] += (100 - hits) % 2
-  return {
-    "accuracy": accuracy,
-    "loss": 0.31,
-    "num_records": 300,
-    "confusion": confusion,
-    "per_class_accuracy": [hits / 100] * 3,
-    "calibration": {
-      "confidence": [0.4, 0.7, 0.95],
-      "accuracy": [0.35, 0.71, float("nan")],
-      "count": [40, 60, 0],
-    },
-  }
+from dp_jax.report import privacy_json
 
 
 @pytest.fixture(name="facts")
-def _facts(tmp_path: Path) -> Callable[..., privacy_json.ReleaseFacts]:
+def _facts() -> Callable[..., privacy_json.ReleaseFacts]:
   """Facts of a run, with fields replaced by keyword."""
-  folder = tmp_path / "ledgers"
-  folder.mkdir()
-  count = iter(range(1000))
-
-  def build(**changes: Any) -> privacy_json.ReleaseFacts:
-    own = folder / str(next(count))
-    own.mkdir()
-    return make_facts(own, **changes)
-
-  return build
+  return make_facts
 
 
 @pytest.fixture(name="record")
-def _record(facts: Callable[..., privacy_json.ReleaseFacts]) -> dict[str, Any]:
+def _record() -> dict[str, Any]:
   """A valid privacy record on data declared public."""
-  return privacy_json.privacy_record(facts())
+  return privacy_json.privacy_record(make_facts())

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from conftest import write_run
+from made_up_runs import write_run
 
 from dp_jax.report import privacy_json
 from dp_jax.report.html import render_report

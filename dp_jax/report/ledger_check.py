@@ -1,0 +1,63 @@
+"""The ledger inside privacy.json: an unbroken chain, with the mechanism that ran in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from dp_jax.privacy.ledger import Ledger
+from dp_jax.privacy.mechanism import Mechanism
+
+
+def ledger_section(
+  mechanism: Mechanism, entries: Sequence[Mapping[str, Any]], epsilon: float, delta: float
+) -> dict[str, Any]:
+  """The `ledger` field of privacy.json: head, count, and the epsilon of all releases together.
+
+  Args:
+    mechanism: the one that ran.
+    entries: what `Ledger.to_list()` returned.
+    epsilon: of the mechanism alone.
+    delta: the stated one.
+
+  Raises:
+    ValueError: if the chain is broken or the mechanism was not entered.
+  """
+  ledger = Ledger.from_list([dict(entry) for entry in entries])
+  if not _holds(ledger, mechanism):
+    raise ValueError("the ledger does not hold the mechanism; reserve it before the first step")
+  return {
+    "head": ledger.head,
+    "count": ledger.count,
+    "releases": len(ledger.releases),
+    "epsilon": total_epsilon(ledger, epsilon, delta),
+  }
+
+
+def total_epsilon(ledger: Ledger, epsilon: float, delta: float) -> float:
+  """The epsilon of everything in the ledger, which is `epsilon` if it holds one release."""
+  plain = all(release.selection is None for release in ledger.releases)
+  return epsilon if plain and len(ledger.releases) == 1 else ledger.epsilon(delta)
+
+
+def problems(mechanism: Mechanism, record: Mapping[str, Any]) -> Iterator[str]:
+  """What is wrong with the ledger of a record, one line each."""
+  stated = record["ledger"]
+  try:
+    ledger = Ledger.from_list(record["releases"])
+    if not _holds(ledger, mechanism):
+      yield "releases: no entry is a release of the mechanism that the record describes"
+  except (ValueError, TypeError, KeyError) as error:
+    yield f"releases: {error}"
+    return
+  if stated["head"] != ledger.head:
+    yield f"ledger.head is {stated['head']}, but {ledger.head} in the chain"
+  if stated["count"] != ledger.count:
+    yield f"ledger.count is {stated['count']}, but {ledger.count} in the chain"
+  if stated["releases"] != len(ledger.releases):
+    yield f"ledger.releases is {stated['releases']}, but {len(ledger.releases)} in the chain"
+
+
+def _holds(ledger: Ledger, mechanism: Mechanism) -> bool:
+  found = [release for release in ledger.releases if release.mechanism == mechanism]
+  return any(release.selection is None for release in found)
