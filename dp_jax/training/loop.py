@@ -128,7 +128,7 @@ def run_loop(
     spent = _Spent(run)
     for step in range(int(state.step), steps):
       state = loop.step(state, step)
-      bar.update(spent.after(step + 1))
+      bar.update(spent.after(step + 1) if progress else None)
       if (step + 1) % run.config.checkpoint.every == 0 or step + 1 == steps:
         checkpoints.save(step + 1, state, key)
       if run.config.eval.every and (step + 1) % run.config.eval.every == 0 and step + 1 < steps:

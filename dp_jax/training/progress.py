@@ -33,7 +33,7 @@ class Progress:
     enabled: bool = True,
     stream: TextIO | None = None,
   ):
-    self._steps, self._done, self._first = steps, done, done
+    self._steps, self._done, self._first = steps, done, done  # timing counts from self._first
     self._size, self._label = expected_batch_size, label
     self._stream = stream or sys.stderr
     self._enabled = enabled
@@ -47,6 +47,9 @@ class Progress:
   def update(self, epsilon: float | None) -> None:
     """One more step is done; `epsilon` is what has been spent so far, None without privacy."""
     self._done += 1
+    if self._done == self._first + 1 < self._steps:
+      # The first step compiles: its time says nothing about the others.
+      self._first, self._start = self._done, time.monotonic()
     if not self._enabled:
       return
     if self._bar is not None:
@@ -54,10 +57,8 @@ class Progress:
       self._bar.update()
     elif self._done == self._steps or time.monotonic() - self._last_line >= _LINE_SECONDS:
       self._last_line = time.monotonic()
-      left = (self._steps - self._done) * self._seconds_per_step()
       print(
-        f"{self._label}: step {self._done}/{self._steps}, {self._facts(epsilon)},"
-        f" {left:.0f} s left",
+        f"{self._label}: step {self._done}/{self._steps}, {self._facts(epsilon)}",
         file=self._stream,
         flush=True,
       )
@@ -67,9 +68,12 @@ class Progress:
     if self._bar is not None:
       self._bar.close()
 
-  def _seconds_per_step(self) -> float:
-    return (time.monotonic() - self._start) / max(self._done - self._first, 1)
-
   def _facts(self, epsilon: float | None) -> str:
-    rate = f"{self._size / max(self._seconds_per_step(), 1e-9):.0f} units/s"
-    return rate if epsilon is None else f"{rate}, epsilon {epsilon:.3f}"
+    timed = self._done - self._first
+    facts = [] if epsilon is None else [f"epsilon {epsilon:.3f}"]
+    if timed:
+      seconds = (time.monotonic() - self._start) / timed
+      facts.append(f"{self._size / max(seconds, 1e-9):.0f} units/s")
+      if self._bar is None:  # a bar shows its own time left
+        facts.append(f"{(self._steps - self._done) * seconds:.0f} s left")
+    return ", ".join(facts)

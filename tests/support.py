@@ -1,0 +1,82 @@
+"""What several test files share: a run small enough for a few seconds, and its command line."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dp_jax.training.config import Config
+
+ROOT = Path(__file__).parents[1]
+STEPS = 8
+
+
+def small_config(**changes: Any) -> Config:
+  """A private run on 200 scans with a tiny model; `data__source="npz"` changes data.source."""
+  values: dict[str, Any] = {
+    "data": {"source": "digits", "declared": "public", "num_records": 200},
+    "model": {"widths": [8], "strides": [2], "groups": 2},
+    "privacy": {"epsilon": 4.0, "delta": 1e-3, "sampling_rate": 0.3},
+    "train": {"steps": STEPS, "learning_rate": 0.1, "microbatch_size": 32, "ema": 0.5},
+    "checkpoint": {"every": 2},
+  }
+  for name, value in changes.items():
+    section, _, key = name.partition("__")
+    if key:
+      values[section][key] = value
+    else:
+      values[section] = value
+  return Config.from_dict(values)
+
+
+def flags_of(config: Config) -> list[str]:
+  """The command line that sets every key of a configuration over configs/digits.py."""
+  result = [f"--config={ROOT / 'configs' / 'digits.py'}"]
+  for section, content in config.to_dict().items():
+    pairs = content.items() if isinstance(content, dict) else [(None, content)]
+    for key, value in pairs:
+      if value is not None:
+        name = section if key is None else f"{section}.{key}"
+        text = f"({','.join(map(str, value))},)" if isinstance(value, list) else value
+        result.append(f"--config.{name}={text}")
+  return result
+
+
+def key_file(folder: Path) -> Path:
+  """A fixed secret key, for comparing runs."""
+  path = folder / "test.key"
+  path.write_text("0123456789abcdef" * 4)
+  path.chmod(0o600)
+  return path
+
+
+def start(*arguments: str) -> subprocess.Popen:
+  """Starts `python -m dp_jax` with these arguments, on one device."""
+  return subprocess.Popen(
+    [sys.executable, "-m", "dp_jax", *arguments],
+    cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, text=True,
+    stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+  )  # fmt: skip
+
+
+def finish(process: subprocess.Popen) -> tuple[int, str, str]:
+  """Waits for a process: exit code, standard output, standard error."""
+  out, err = process.communicate(timeout=300)
+  return process.returncode, out, err
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+  """The entries of a JSON-lines file."""
+  return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_npz(folder: Path, images: np.ndarray, labels: np.ndarray, *, splits=("train", "test")):
+  """Writes the same arrays as each split of an npz source."""
+  folder.mkdir(parents=True, exist_ok=True)
+  for split in splits:
+    np.savez(folder / f"{split}.npz", image=images, label=labels)
+  return folder

@@ -1,0 +1,190 @@
+"""A killed run goes on bit for bit; a changed one is refused."""
+
+import json
+import shutil
+import signal
+import time
+
+import jax
+import numpy as np
+import pytest
+from support import STEPS, finish, flags_of, key_file, lines, small_config, start
+
+from dp_jax.training import loop
+from dp_jax.training.run import train
+
+STATE = "release/params.safetensors"
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+  """A completed run with the fixed key."""
+  folder = tmp_path_factory.mktemp("undisturbed")
+  train(small_config(), folder / "run", test_key_file=key_file(folder), progress=False)
+  return folder / "run"
+
+
+class Crash(BaseException):
+  """Stands for a process that ends at once."""
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory):
+  """The folder of the same run, ended after 5 of its 8 steps; its last checkpoint is of step 4."""
+  folder = tmp_path_factory.mktemp("crashed")
+  original = loop.Loop.step
+
+  def step(self, state, index):
+    if index == 5:
+      raise Crash
+    return original(self, state, index)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(loop.Loop, "step", step)
+    with pytest.raises(Crash):
+      train(small_config(), folder / "run", test_key_file=key_file(folder), progress=False)
+  return folder / "run"
+
+
+@pytest.fixture
+def copy(crashed, tmp_path):
+  return shutil.copytree(crashed, tmp_path / "run")
+
+
+def test_sigkill_at_half_and_the_same_command_again(tmp_path):
+  """As a user would see it: three processes, one of them killed, and equal parameters."""
+  config = small_config(train__steps=30, checkpoint__every=4)
+  flags = [*flags_of(config), f"--test_key_file={key_file(tmp_path)}", "--json"]
+  whole = start("train", *flags, f"--workdir={tmp_path / 'whole'}")
+  killed = start("train", *flags, f"--workdir={tmp_path / 'killed'}")
+  log = tmp_path / "killed" / "private" / "training.jsonl"
+  while killed.poll() is None and not (log.exists() and log.read_text().count("\n") >= 15):
+    time.sleep(0.002)
+  killed.send_signal(signal.SIGKILL)
+  assert finish(killed)[0] == -signal.SIGKILL
+  assert not (tmp_path / "killed" / "release").exists()
+  code, out, err = finish(start("train", *flags, f"--workdir={tmp_path / 'killed'}"))
+  assert code == 0, err
+  assert "resuming after step" in err
+  result = json.loads(out.splitlines()[-1])
+  assert result["steps"] == 30
+  code, _, err = finish(whole)
+  assert code == 0, err
+  assert (tmp_path / "whole" / STATE).read_bytes() == (tmp_path / "killed" / STATE).read_bytes()
+  logged = [entry["step"] for entry in lines(log)]
+  assert logged == list(range(1, 31))
+
+
+def test_a_crash_between_checkpoints_changes_nothing(undisturbed, copy, tmp_path):
+  train(small_config(), copy, test_key_file=key_file(tmp_path), progress=False)
+  assert (copy / STATE).read_bytes() == (undisturbed / STATE).read_bytes()
+  for name in ("privacy.json", "model_card.md"):
+    assert (copy / "release" / name).read_text() == (undisturbed / "release" / name).read_text()
+
+
+def test_a_half_written_checkpoint_is_ignored(undisturbed, copy, tmp_path):
+  newest = max(
+    (p for p in (copy / "checkpoints").iterdir() if p.name.isdigit()), key=lambda p: int(p.name)
+  )
+  partial = copy / "checkpoints" / f"6.orbax-checkpoint-tmp-{time.time_ns()}"
+  shutil.copytree(newest, partial)
+  (partial / "commit_success.txt").unlink(missing_ok=True)
+  train(small_config(), copy, test_key_file=key_file(tmp_path), progress=False)
+  assert (copy / STATE).read_bytes() == (undisturbed / STATE).read_bytes()
+
+
+def test_the_key_in_the_checkpoint_is_used_and_then_deleted(copy, tmp_path):
+  keys = list((copy / "checkpoints").glob("*/keys"))
+  assert keys
+  train(small_config(), copy, progress=False)  # without the key file
+  assert json.loads((copy / "release/privacy.json").read_text())["randomness"]["test_key"] is True
+  assert not list((copy / "checkpoints").glob("*/keys"))
+
+
+def test_a_completed_run_prints_its_result_and_trains_nothing(undisturbed, monkeypatch):
+  monkeypatch.setattr(loop.Loop, "step", lambda *_: pytest.fail("trained again"))
+  before = {p: p.stat().st_mtime_ns for p in undisturbed.rglob("*") if p.is_file()}
+  result = train(small_config(), undisturbed, progress=False)
+  assert result.steps == STEPS and result.epsilon <= 4.0
+  after = {p: p.stat().st_mtime_ns for p in undisturbed.rglob("*") if p.is_file()}
+  assert {p: t for p, t in after.items() if p.name != ".lock"} == {
+    p: t for p, t in before.items() if p.name != ".lock"
+  }
+
+
+@pytest.mark.parametrize(("change", "named"), [
+  ({"privacy__clip_norm": 2.0}, "privacy.clip_norm was 1.0, is 2.0"),
+  ({"privacy__epsilon": 3.0}, "privacy.epsilon was 4.0, is 3.0"),
+  ({"privacy__sampling_rate": 0.2}, "privacy.sampling_rate was 0.3, is 0.2"),
+  ({"model__widths": [4]}, "model.widths was [8], is [4]"),
+  ({"data__num_records": 150}, "data.num_records was 200, is 150"),
+  ({"seed": 1}, "seed was 0, is 1"),
+  ({"train__learning_rate": 0.2}, "train.learning_rate was 0.1, is 0.2"),
+])  # fmt: skip
+def test_a_changed_run_is_refused_and_the_difference_named(copy, tmp_path, change, named):
+  before = sorted((p, p.stat().st_mtime_ns) for p in copy.rglob("*") if p.name != ".lock")
+  with pytest.raises(ValueError) as error:
+    train(small_config(**change), copy, test_key_file=key_file(tmp_path), progress=False)
+  assert named in str(error.value)
+  assert before == sorted((p, p.stat().st_mtime_ns) for p in copy.rglob("*") if p.name != ".lock")
+
+
+def test_changed_records_under_the_same_configuration_are_refused(copy, monkeypatch):
+  from dp_jax.data.source import Head
+
+  monkeypatch.setattr(Head, "fingerprint", lambda self: "other records")
+  with pytest.raises(ValueError, match=r"data_digest was .*other records"):
+    train(small_config(), copy, progress=False)
+
+
+def test_what_changes_no_result_may_change(copy, undisturbed, tmp_path):
+  config = small_config(checkpoint={"every": 3, "keep": 1}, eval={"every": 3})
+  train(config, copy, test_key_file=key_file(tmp_path), progress=False)
+  assert (copy / STATE).read_bytes() == (undisturbed / STATE).read_bytes()
+  assert [entry["step"] for entry in lines(copy / "metrics.jsonl")] == [6, STEPS]
+
+
+def test_other_software_goes_on_with_fresh_keys(tmp_path, monkeypatch):
+  """A secret key: the same step on other software draws other noise and other units."""
+  seen = {}
+  for name in ("here", "elsewhere"):
+    monkeypatch.setattr(loop, "environment", lambda name=name: name)
+    original = loop.Loop.step
+
+    def step(self, state, index, original=original, name=name):
+      seen.setdefault(name, []).append(self.sampler.indices(index))
+      if name == "here" and index == 5:
+        raise Crash
+      return original(self, state, index)
+
+    with monkeypatch.context() as patch:
+      patch.setattr(loop.Loop, "step", step)
+      if name == "here":
+        with pytest.raises(Crash):
+          train(small_config(), tmp_path / "run", progress=False)
+      else:
+        train(small_config(), tmp_path / "run", progress=False)
+  repeated_here, repeated_elsewhere = seen["here"][4:6], seen["elsewhere"][:2]
+  assert not any(
+    np.array_equal(a, b) for a, b in zip(repeated_here, repeated_elsewhere, strict=True)
+  )
+
+
+def test_two_processes_do_not_share_a_folder(copy):
+  import fcntl
+
+  with open(copy / ".lock", "a") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    with pytest.raises(ValueError, match="another process"):
+      train(small_config(), copy, progress=False)
+
+
+def test_the_state_holds_no_key():
+  """Keys are an item of their own in a checkpoint, so that deleting it deletes them all."""
+  import optax
+
+  from dp_jax.training.step import init_state
+
+  state = init_state({"w": np.zeros(3, np.float32)}, optax.sgd(0.1))
+  leaves = jax.tree.leaves(state)
+  assert not any(jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in leaves)
