@@ -38,12 +38,11 @@ def privacy_profile(mechanism: Mechanism, delta: float) -> tuple[tuple[float, fl
 def _from_distribution(
   mechanism: Mechanism, epsilon: float, discretization: float
 ) -> tuple[tuple[float, float], ...]:
-  epsilons = np.linspace(0.0, 2 * max(epsilon, 0.05), _NUM_POINTS)
+  epsilons = np.linspace(0.0, 2 * max(epsilon, 0.05), _NUM_POINTS).tolist()
   deltas = pld.deltas(mechanism.parts(), mechanism.row.relation, epsilons, discretization)
   slack = _SUM_ERROR + mechanism.tail_delta()
   return tuple(
-    (float(each), min(1.0, float(found) + slack))
-    for each, found in zip(epsilons, deltas, strict=True)
+    (each, min(1.0, float(found) + slack)) for each, found in zip(epsilons, deltas, strict=True)
   )
 
 

@@ -1,5 +1,6 @@
 """Fixtures: the facts of a made-up run, and its privacy record."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,12 @@ def _facts() -> Callable[..., privacy_json.ReleaseFacts]:
   return make_facts
 
 
-@pytest.fixture(name="record")
-def _record() -> dict[str, Any]:
-  """A valid privacy record on data declared public."""
+@pytest.fixture(name="shared_record", scope="session")
+def _shared_record() -> dict[str, Any]:
   return privacy_json.privacy_record(make_facts())
+
+
+@pytest.fixture(name="record")
+def _record(shared_record: dict[str, Any]) -> dict[str, Any]:
+  """A valid privacy record on data declared public; a copy, to change at will."""
+  return copy.deepcopy(shared_record)

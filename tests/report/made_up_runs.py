@@ -1,5 +1,6 @@
 """Made-up runs, small and complete: records through the real privacy layer, metrics by hand."""
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,13 +17,20 @@ NUM_UNITS = 1437
 CLASS_NAMES = ("zero", "one", "two")
 
 
+@functools.cache
+def _calibrate(
+  spec: privacy.PrivacySpec, sampling: privacy.Sampling, steps: int
+) -> privacy.Mechanism:
+  return privacy.calibrate(spec, sampling, steps=steps, clip_norm=1.5)
+
+
 def make_facts(**changes: Any) -> privacy_json.ReleaseFacts:
   """Facts of a calibrated run; full batch by default, whose accounting takes no time."""
   sampling = changes.pop("sampling", privacy.FullBatch())
   spec = changes.pop("spec", privacy.PrivacySpec(epsilon=1.0, delta=1e-5, unit="scan"))
   num_units = changes.pop("num_units", NUM_UNITS)
   steps = changes.pop("steps", 20)
-  mechanism = privacy.calibrate(spec, sampling, steps=steps, clip_norm=1.5)
+  mechanism = _calibrate(spec, sampling, steps)
   ledger = Ledger()
   ledger.reserve(mechanism, "training")
   arguments: dict[str, Any] = {

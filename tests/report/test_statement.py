@@ -30,7 +30,7 @@ def test_two_sentences_with_everything_a_reader_needs(record):
 )
 def test_sampling_and_adjacency(facts, sampling, adjacency, words):
   spec = privacy.PrivacySpec(epsilon=8.0, delta=1e-5, unit="scan", adjacency=adjacency)
-  record = privacy_json.privacy_record(facts(spec=spec, sampling=sampling, steps=15))
+  record = privacy_json.privacy_record(facts(spec=spec, sampling=sampling, steps=3))
   for word in words:
     assert word in statement(record)
   assert sampling_phrase(record) in statement_long(record)
