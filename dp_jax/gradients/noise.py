@@ -80,7 +80,7 @@ def gaussian_noise(stddev: float, key: jax.Array) -> optax.GradientTransformatio
     in the compilation cache on disk. Nobody but you may see the state.
 
   Raises:
-    ValueError: from `init`, if it is called under jit, grad or vmap.
+    ValueError: from `init`, if it is called while a function is traced (jit, scan).
   """
   _check_key(key)
 
@@ -89,7 +89,7 @@ def gaussian_noise(stddev: float, key: jax.Array) -> optax.GradientTransformatio
     # Under a trace even the sum of two constants is a tracer.
     if isinstance(jax.lax.add(np.float32(0), np.float32(0)), jax.core.Tracer):
       raise ValueError(
-        "gaussian_noise's init was called inside a traced function (jit, grad, vmap): the secret"
+        "gaussian_noise's init was called inside a traced function (jit, scan): the secret"
         " key would be compiled into it. Call init outside and pass the state as an argument."
       )
     return NoiseState(key, jnp.zeros((), jnp.int32))
