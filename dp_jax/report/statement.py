@@ -256,7 +256,7 @@ def _accounting(record: Record) -> str:
 def _assumptions(record: Record) -> str:
   public = "; ".join(
     f"{formatting.one_line(name)}: {formatting.one_line(_value(value))}"
-    for name, value in record["treated_as_public"].items()
+    for name, value in sorted(record["treated_as_public"].items())
     if value is not None
   )
   randomness = record["randomness"]
@@ -307,6 +307,8 @@ def _verification(record: Record) -> str:
 def _value(value: Any) -> str:
   if isinstance(value, (list, tuple)):
     return ", ".join(_value(item) for item in value)
+  if isinstance(value, Mapping):
+    return ", ".join(f"{name} {_value(item)}" for name, item in sorted(value.items()))
   if isinstance(value, float):
     return formatting.plain(value)
   return str(value)

@@ -79,6 +79,13 @@ def test_a_release_is_accepted(release, record):
   assert "verified" in str(outcome)
 
 
+def test_the_order_of_keys_does_not_count(release, record):
+  forged = json.loads(json.dumps(record, sort_keys=True))
+  (release / "privacy.json").write_text(json.dumps(forged, indent=1), encoding="utf-8")
+  manifest.write_manifest(release)
+  assert verify_release(release).problems == []
+
+
 @pytest.mark.parametrize(
   ("sampling", "adjacency", "steps"),
   [
