@@ -1,20 +1,33 @@
-"""Digits."""
+"""Handwritten digits, (0.5, 1e-4)-DP for each scan: the demo's private run.
+
+Command:   python -m dp_jax train --config=configs/digits.py --workdir=runs/digits
+           from public weights: --config.model.weights=FILE (configs/rendered_digits.py makes them)
+           without privacy: --config.privacy.enabled=False
+Time:      TIME
+Expected:  ACCURACY
+Data:      1,797 scans that scikit-learn ships (UCI optical digits), 1,437 of them for training.
+"""
+
+from ml_collections import ConfigDict
 
 from dp_jax.config_file import base_config
 
 
-def get_config():
+def get_config() -> ConfigDict:
+  """One unit a scan; Poisson sampling at rate 1/4."""
   config = base_config()
   config.data.source = "digits"
   config.data.declared = "public"
-  config.model.widths = (32, 64)
-  config.model.strides = (1, 2)
+  config.model.widths = (32, 64, 64)
+  config.model.strides = (1, 2, 1)
   config.model.groups = 8
   config.privacy.epsilon = 0.5
   config.privacy.delta = 1e-4
   config.privacy.sampling_rate = 0.25
+  config.privacy.clip_norm = 1.0
   config.train.steps = 80
   config.train.learning_rate = 0.03
   config.train.ema = 0.9
+  config.train.microbatch_size = 128
   config.checkpoint.every = 20
   return config

@@ -34,7 +34,9 @@ class Checkpoints:
     self._path = path
     # As JSON reads it back, so that tuples and lists compare equal.
     self._fingerprint = json.loads(json.dumps(fingerprint))
-    options = ocp.CheckpointManagerOptions(max_to_keep=keep, enable_async_checkpointing=True)
+    options = ocp.CheckpointManagerOptions(
+      max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
+    )
     self._manager = ocp.CheckpointManager(path.absolute(), options=options)
 
   def latest(self) -> int | None:
