@@ -86,7 +86,7 @@ def renyi_divergences(
   values = np.full_like(ORDERS, np.inf)
   tried = whole if skip else np.ones_like(whole)
   values[tried] = _run(ORDERS[tried], event, relation)
-  values = _fill_fractional(values)
+  values = _bound_fractional(values)
   error = _ABSOLUTE_ERROR * (1 + ORDERS) / (ORDERS - 1)
   return _frozen(values + error + _RELATIVE_ERROR * np.abs(values))
 
@@ -96,11 +96,13 @@ def _frozen(values: NDArray[np.float64]) -> NDArray[np.float64]:
   return values
 
 
-def _fill_fractional(values: NDArray[np.float64]) -> NDArray[np.float64]:
-  """Fills infinite orders below 11 from their whole neighbours.
+def _bound_fractional(values: NDArray[np.float64]) -> NDArray[np.float64]:
+  """Bounds the fractional orders, all below 11, by their whole neighbours too.
 
   (order - 1) * divergence is convex in the order and 0 at order 1, so its chord
   bounds it from above (Wang, Balle, Kasiviswanathan 2019, arXiv:1808.00087, corollary 10).
+  Where dp-accounting's series does not converge, this is what is left; below order 2
+  the series adds absolute values, and the chord is often the smaller bound.
   """
   scaled = {1: 0.0}
   for order, value in zip(ORDERS, values, strict=True):
@@ -109,10 +111,10 @@ def _fill_fractional(values: NDArray[np.float64]) -> NDArray[np.float64]:
   filled = values.copy()
   for i, order in enumerate(ORDERS):
     below = math.floor(order)
-    if math.isinf(values[i]) and below != order and below + 1 in scaled:
+    if below != order:
       share = order - below
       chord = (1 - share) * scaled[below] + share * scaled[below + 1]
-      filled[i] = chord / (order - 1)
+      filled[i] = np.fmin(values[i], chord / (order - 1))
   return filled
 
 
