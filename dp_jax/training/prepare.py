@@ -175,7 +175,7 @@ def _mechanism(config: Config, num_units: int) -> tuple[PrivacySpec | None, Mech
   """The target, and the mechanism that meets it."""
   privacy = config.privacy
   declared = privacy.sampling_rate is not None and privacy.expected_batch_size is not None
-  if privacy.enabled and privacy.adjacency == "add_or_remove_one" and not declared:
+  if privacy.adjacency == "add_or_remove_one" and not declared:
     raise ValueError(
       "adjacency add_or_remove_one keeps the number of units secret, so rate and divisor may not"
       " be derived from it: declare both privacy.sampling_rate and privacy.expected_batch_size,"
@@ -187,7 +187,10 @@ def _mechanism(config: Config, num_units: int) -> tuple[PrivacySpec | None, Mech
   if steps is None:
     steps = max(1, math.ceil((config.train.epochs or 0) / sampling.sampling_rate))
   if not privacy.enabled:
-    return None, Mechanism(sampling, 0.0, steps, declared_batch_size=divisor)
+    plain = Mechanism(
+      sampling, 0.0, steps, adjacency=privacy.adjacency, declared_batch_size=divisor
+    )
+    return None, plain
   if privacy.epsilon is None or privacy.delta is None:
     raise ValueError("set privacy.epsilon and privacy.delta, or privacy.enabled=False.")
   spec = PrivacySpec(
