@@ -6,7 +6,15 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from dp_jax.report import accuracy_sections, atomic, page, run_view, schema, sections
+from dp_jax.report import (
+  accuracy_sections,
+  atomic,
+  calibration_section,
+  page,
+  run_view,
+  schema,
+  sections,
+)
 from dp_jax.report.run_view import RunView
 
 WITHHELD = (
@@ -65,7 +73,7 @@ def _render(main: RunView, others: list[RunView]) -> str:
       sections.epsilon_section(record) if record is not None else None,
       accuracy_sections.class_section(runs),
       accuracy_sections.confusion_section(main),
-      accuracy_sections.calibration_section(runs),
+      calibration_section.calibration_section(runs),
     ]
     found += [section for section in optional if section is not None]
   else:

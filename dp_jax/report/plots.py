@@ -11,6 +11,9 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from dp_jax.report import figure as fig
 from dp_jax.report import formatting
 
+# Bins with less than this share of the records get a dot, but no line.
+_LINE_SHARE = 0.03
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -143,7 +146,9 @@ def calibration_plot(runs: Mapping[str, Sequence[tuple[float, float, int]]]) -> 
       total = sum(count for *_, count in bins) or 1
       confidence = [bin_[0] for bin_ in bins]
       accuracy = [bin_[1] for bin_ in bins]
-      axes.plot(confidence, accuracy, color=colour, linewidth=1, alpha=0.6)
+      # A bin of a handful of records says little; a line through it would say much.
+      kept = [bin_ for bin_ in bins if bin_[2] >= _LINE_SHARE * total]
+      axes.plot([b[0] for b in kept], [b[1] for b in kept], color=colour, linewidth=1, alpha=0.6)
       areas = [14 + 180 * count / total for *_, count in bins]
       axes.scatter(confidence, accuracy, s=areas, color=colour, marker=marker, linewidth=0)
       axes.plot([], [], marker, color=colour, markersize=5, label=label)

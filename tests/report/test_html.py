@@ -151,6 +151,13 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, record):
     render_report(run, {})
 
 
+def test_canaries_are_seen_where_the_declaration_is_ignored(tmp_path, record):
+  """The broken variant, data that pass as public, does show what the tests above look for."""
+  run = write_run(tmp_path / "run", record, accuracy=CANARY_NUMBER)
+  with pytest.raises(AssertionError):
+    _assert_no_canary(render_report(run, {}).read_text(encoding="utf-8"))
+
+
 def _plant(run: Path) -> None:
   """Canaries where only the holder of the data may look."""
   for folder in ("private", "unprotected", "checkpoints"):
