@@ -51,8 +51,8 @@ def digit_strokes() -> np.ndarray:
 
   Returns:
     float32[num_fonts, 10, num_points, 2], read-only: points (x, y), y downwards, about one
-    64th of the digit's height apart, which spans -1..1. Strokes with fewer points repeat their
-    first one.
+    64th of the digit's height apart, which spans -1..1. The first is a topmost one, and strokes
+    with fewer points repeat it.
   """
   fonts = digit_fonts()
   glyphs = [_draw(file, str(digit)) for file in fonts for digit in range(10)]
