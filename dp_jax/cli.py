@@ -211,7 +211,7 @@ _SCHEME_FLAGS = {
 def _sampling(values: flags.FlagValues) -> Any:
   from dp_jax.privacy.sampling import sampling_from_dict
 
-  name = values["sampling"].value
+  name = str(values["sampling"].value)
   wanted = _SCHEME_FLAGS[name]
   everything = sorted({flag for scheme in _SCHEME_FLAGS.values() for flag in scheme})
   given = {flag: values[flag].value for flag in everything if values[flag].value is not None}
@@ -268,7 +268,7 @@ def _report(values: flags.FlagValues, arguments: list[str]) -> int:
   from dp_jax.report.html import render_report
 
   compare = {}
-  for item in values["compare"].value:
+  for item in values["compare"].value or []:
     label, separator, folder = item.partition("=")
     if not separator or not label or not folder:
       raise ValueError(f"--compare={item!r} is not LABEL=DIR.")

@@ -82,6 +82,8 @@ class PrivacyConfig:
     cap: the most units of a batch under truncated_poisson.
     clipping: flat.
     clip_norm: the bound C on a unit's gradient.
+    hyperparameter_selection: how they were chosen, in a sentence without a full stop, for the
+      statement; None says that it is not recorded.
   """
 
   enabled: bool = True
@@ -98,6 +100,7 @@ class PrivacyConfig:
   cap: int | None = None
   clipping: Literal["flat"] = "flat"
   clip_norm: float = 1.0
+  hyperparameter_selection: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,6 @@ import numpy as np
 from dp_jax.evaluation.classification import ClassificationSums, evaluate
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.clipping import ClipAux
-from dp_jax.gradients.optimizers import make_optimizer, make_schedule
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.samplers import Sampler
@@ -117,13 +116,12 @@ def run_loop(
     ValueError: if the checkpoint there is of another run.
   """
   steps = run.mechanism.steps
-  optimizer = _optimizer(run)
-  state = init_state(run.params, optimizer)
+  state = init_state(run.params, run.optimizer)
   checkpoints = Checkpoints(workdir.checkpoints, run.config.checkpoint.keep, run.fingerprint())
   try:
     state, key = _start(state, checkpoints, new_key)
     _cut_logs(run, workdir, int(state.step))
-    loop = _loop(run, workdir, key, optimizer)
+    loop = _loop(run, workdir, key)
     bar = Progress(steps, int(state.step), run.expected_batch_size, label, enabled=progress)
     spent = _Spent(run)
     for step in range(int(state.step), steps):
@@ -158,11 +156,11 @@ def _start(
   return state, key
 
 
-def _loop(run: Run, workdir: WorkDir, key: MasterKey, optimizer: Any) -> Loop:
+def _loop(run: Run, workdir: WorkDir, key: MasterKey) -> Loop:
   private = run.privacy is not None
   functions = build_step(
     run.task.loss,
-    optimizer,
+    run.optimizer,
     clip_norm=run.mechanism.clip_norm if private else None,
     stddev=run.mechanism.stddev if private else 0.0,
     expected_batch_size=run.expected_batch_size,
@@ -172,16 +170,6 @@ def _loop(run: Run, workdir: WorkDir, key: MasterKey, optimizer: Any) -> Loop:
   here = for_environment(key, environment())
   sampler = run.mechanism.sampler(here, run.loader.num_units)
   return Loop(run, workdir, here, sampler, functions)
-
-
-def _optimizer(run: Run) -> Any:
-  train = run.config.train
-  schedule = make_schedule(
-    train.schedule, train.learning_rate, train.warmup_steps, run.mechanism.steps
-  )
-  return make_optimizer(
-    train.optimizer, schedule, momentum=train.momentum, weight_decay=train.weight_decay
-  )
 
 
 def _predictor(run: Run, params: Any) -> Callable[[np.ndarray], Any]:

@@ -10,9 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from dp_jax.data.source import Source, open_source
 from dp_jax.data.units import RecordSpec, UnitLoader, check_records
+from dp_jax.gradients.optimizers import make_optimizer, make_schedule
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, partition, split
 from dp_jax.models.weights import initialise_from
@@ -29,7 +31,7 @@ from dp_jax.privacy.sampling import (
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report.privacy_json import delta_warnings
 from dp_jax.tasks.classification import Classification
-from dp_jax.training.config import Config, DataConfig, ModelConfig
+from dp_jax.training.config import Config, DataConfig, ModelConfig, TrainConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Run:
     loader, eval_loader: units of the training and evaluation splits.
     privacy: the target, or None without privacy.
     mechanism: what is run and accounted; its noise is zero without privacy.
+    optimizer: of the noised mean gradient.
     expected_batch_size: the public divisor.
     weights_digest: sha256 of the weights that the run starts from, or None.
     data_digest: of the records; not public.
@@ -58,6 +61,7 @@ class Run:
   eval_loader: UnitLoader
   privacy: PrivacySpec | None
   mechanism: Mechanism
+  optimizer: optax.GradientTransformation
   expected_batch_size: float
   weights_digest: str | None
   data_digest: str
@@ -66,11 +70,9 @@ class Run:
 
   def fingerprint(self) -> dict[str, Any]:
     """What must be the same when the run goes on after a crash."""
-    config = self.config.to_dict()
-    del config["data"]["path"]  # the same records may lie elsewhere
     shapes = {name: [str(x.dtype), *x.shape] for name, x in {**self.params, **self.frozen}.items()}
     return {
-      **config,
+      **self.config.to_dict(),
       "mechanism": self.mechanism.to_dict(),
       "expected_batch_size": self.expected_batch_size,
       "num_units": self.loader.num_units,
@@ -111,8 +113,9 @@ def prepare(config: Config) -> Run:
   divisor = mechanism.expected_batch_size(loader.num_units)
   warnings = _warnings(privacy, mechanism, divisor)
   return Run(
-    config, task, params, frozen, loader, eval_loader, privacy, mechanism, divisor,
-    weights_digest, source.fingerprint(), _public_facts(spec, assumed), warnings,
+    config, task, params, frozen, loader, eval_loader, privacy, mechanism,
+    _optimizer(config.train, mechanism.steps), divisor, weights_digest, source.fingerprint(),
+    _public_facts(spec, assumed), warnings,
   )  # fmt: skip
 
 
@@ -197,6 +200,13 @@ def _mechanism(config: Config, num_units: int) -> tuple[PrivacySpec | None, Mech
     privacy.epsilon, privacy.delta, privacy.unit, privacy.adjacency, privacy.accountant
   )
   return spec, calibrate(spec, sampling, steps, privacy.clip_norm, divisor)
+
+
+def _optimizer(train: TrainConfig, steps: int) -> optax.GradientTransformation:
+  schedule = make_schedule(train.schedule, train.learning_rate, train.warmup_steps, steps)
+  return make_optimizer(
+    train.optimizer, schedule, momentum=train.momentum, weight_decay=train.weight_decay
+  )
 
 
 def _warnings(privacy: PrivacySpec | None, mechanism: Mechanism, divisor: float) -> tuple[str, ...]:

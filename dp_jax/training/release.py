@@ -22,10 +22,15 @@ from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, FunctionalModel, split
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.ledger import Ledger
+from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report.atomic import write_text
 from dp_jax.report.manifest import write_manifest
 from dp_jax.report.model_card import model_card
-from dp_jax.report.privacy_json import ReleaseFacts, privacy_record
+from dp_jax.report.privacy_json import (
+  HYPERPARAMETERS_NOT_RECORDED,
+  ReleaseFacts,
+  privacy_record,
+)
 from dp_jax.tasks.classification import Classification
 from dp_jax.training.config import Config
 from dp_jax.training.prepare import Run
@@ -95,7 +100,12 @@ def load_release(path: str | os.PathLike[str]) -> Release:
 
 
 def write_outputs(
-  run: Run, folder: WorkDir, state: TrainState, key: MasterKey, metrics: dict[str, float]
+  run: Run,
+  folder: WorkDir,
+  state: TrainState,
+  key: MasterKey,
+  ledger: Ledger,
+  metrics: dict[str, float],
 ) -> dict[str, Any] | None:
   """Writes `release/`, or `unprotected/` without privacy, whole or not at all.
 
@@ -107,7 +117,7 @@ def write_outputs(
     folder.unprotected.mkdir(mode=0o700, exist_ok=True)
     _replace_bytes(folder.unprotected / PARAMS, content)
     return None
-  record = privacy_record(_facts(run, key))
+  record = privacy_record(_facts(run, run.privacy, key, ledger))
   temporary = folder.path / ".release.tmp"
   shutil.rmtree(temporary, ignore_errors=True)
   temporary.mkdir()
@@ -115,7 +125,9 @@ def write_outputs(
   write_text(temporary / "privacy.json", json.dumps(record, indent=2, sort_keys=True) + "\n")
   # On private data the accuracy was not paid for, so the card does not have it.
   shown = metrics if run.config.data.declared == "public" else {}
-  write_text(temporary / "model_card.md", model_card(record, shown))
+  write_text(
+    temporary / "model_card.md", model_card(record, shown, split=run.config.data.eval_split)
+  )
   write_manifest(temporary)
   for file in temporary.iterdir():
     file.chmod(0o644)
@@ -125,16 +137,13 @@ def write_outputs(
   return record
 
 
-def _facts(run: Run, key: MasterKey) -> ReleaseFacts:
-  assert run.privacy is not None  # the caller has checked
+def _facts(run: Run, privacy: PrivacySpec, key: MasterKey, ledger: Ledger) -> ReleaseFacts:
   config = run.config
-  ledger = Ledger(None)
-  ledger.reserve(run.mechanism, "training")
   public = run.mechanism.adjacency != "add_or_remove_one"
   trained = sum(x.size for x in run.params.values())
   digest = run.weights_digest
   return ReleaseFacts(
-    spec=run.privacy,
+    spec=privacy,
     mechanism=run.mechanism,
     ledger_entries=ledger.to_list(),
     num_units=run.loader.num_units if public else None,
@@ -146,6 +155,9 @@ def _facts(run: Run, key: MasterKey) -> ReleaseFacts:
     test_key=key.is_test,
     public_facts={"data": config.data.source, **run.public_facts},
     pretrained_weights=digest and f"{Path(config.model.weights or '').name} sha256 {digest}",
+    hyperparameter_selection=(
+      config.privacy.hyperparameter_selection or HYPERPARAMETERS_NOT_RECORDED
+    ),
     warnings=() if public else run.warnings,
   )
 

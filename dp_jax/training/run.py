@@ -9,6 +9,7 @@ from typing import Any
 
 from dp_jax.evaluation.classification import ClassificationSums
 from dp_jax.privacy.keys import MasterKey
+from dp_jax.privacy.ledger import Ledger
 from dp_jax.report.atomic import write_text
 from dp_jax.report.html import render_report
 from dp_jax.report.statement import PLAIN_STATEMENT, statement
@@ -88,10 +89,14 @@ def train(
   folder = WorkDir(workdir)
   with folder.open(config.to_dict()):
     if not folder.result.exists():
+      ledger = Ledger(folder.ledger)
+      if run.privacy is not None:
+        # The whole planned budget, before step 0: a run that stops early has spent it all the same.
+        ledger.reserve(run.mechanism, "training", run="training")
       state, evaluation, key = run_loop(
         run, folder, lambda: fixed_key or MasterKey.from_os(), progress=progress, label=label
       )
-      _complete(run, folder, state, evaluation, key, start)
+      _complete(run, folder, state, evaluation, key, ledger, start)
     # Also when an earlier process was killed between its result and this line.
     delete_keys(folder.checkpoints)
     return Result(**json.loads(folder.result.read_text()))
@@ -103,6 +108,7 @@ def _complete(
   state: TrainState,
   evaluation: ClassificationSums,
   key: MasterKey,
+  ledger: Ledger,
   start: float,
 ) -> None:
   """Writes everything that a run leaves; the result last, since it marks completion."""
@@ -112,7 +118,7 @@ def _complete(
     "metrics": evaluation.details(),
   }  # fmt: skip
   append_line(folder.metrics_log(data.declared), final)
-  record = write_outputs(run, folder, state, key, evaluation.scalars())
+  record = write_outputs(run, folder, state, key, ledger, evaluation.scalars())
   render_report(folder.path, {}).chmod(0o644)
   public = data.declared == "public"
   result = Result(

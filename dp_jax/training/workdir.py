@@ -21,6 +21,7 @@ class WorkDir:
   def __init__(self, path: Path):
     self.path = path
     self.config = path / "config.json"
+    self.ledger = path / "ledger.jsonl"
     self.private = path / "private"
     self.checkpoints = path / "checkpoints"
     self.release = path / "release"
@@ -87,7 +88,8 @@ class WorkDir:
 
 
 # Changing these changes neither the mechanism nor the model that a run ends with.
-FREE_KEYS = ("checkpoint", "eval")
+# (The records and the weights themselves are compared by their hashes.)
+FREE_KEYS = ("checkpoint", "eval", "data.path", "model.weights")
 
 
 def compare(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> list[str]:

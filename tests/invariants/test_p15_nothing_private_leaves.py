@@ -84,5 +84,5 @@ def test_what_training_saw_is_kept_to_the_owner(private_runs):
 
 def test_accuracy_and_loss_in_the_report_are_caught(tmp_path):
   """The broken variant is what public data may show: accuracy and loss, without noise."""
-  a, b = (_run(tmp_path / f"public{seed}", 0, "public", f"--config.seed={seed}") for seed in (0, 1))
+  a, b = (_run(tmp_path / f"public{seed}", seed, "public") for seed in (0, 1))
   assert {"metrics.jsonl", "report.html", "stdout"} <= set(_leaks(a, b))
