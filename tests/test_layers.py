@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "dp_jax"
 LAYERS = {
   "privacy": 0, "gradients": 1, "models": 2, "data": 2, "tasks": 2, "solvers": 2,
   "evaluation": 3, "report": 3, "training": 4,
-  "cli": 5, "config_file": 5, "__main__": 6, "__init__": 6,
+  "config_file": 5, "commands": 6, "cli": 7, "__main__": 8, "__init__": 8,
 }  # fmt: skip
 FORBIDDEN = {
   "privacy": ("jax", "flax", "optax", "orbax"),

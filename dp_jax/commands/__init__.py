@@ -1,0 +1,1 @@
+"""L5: the commands of the command line, by what they work on."""

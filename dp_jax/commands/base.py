@@ -1,0 +1,52 @@
+"""What commands have in common."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from absl import flags
+
+
+class Command(NamedTuple):
+  """A command of the command line.
+
+  Attributes:
+    summary: what it does; the first line stands in the overview.
+    usage: its arguments and main flags.
+    define: declares its flags.
+    execute: runs it, from parsed flags and arguments; returns the exit code.
+  """
+
+  summary: str
+  usage: str
+  define: Callable[[flags.FlagValues], None]
+  execute: Callable[[flags.FlagValues, list[str]], int]
+
+
+def one_argument(arguments: list[str], what: str) -> Path:
+  """The only argument, as a path; ValueError if there is none or more."""
+  if len(arguments) != 1:
+    raise ValueError(f"give one {what}, got {len(arguments)}: {arguments}.")
+  return Path(arguments[0])
+
+
+def define_config(values: flags.FlagValues) -> None:
+  """Declares --config."""
+  from ml_collections import config_flags
+
+  config_flags.DEFINE_config_file(
+    "config", None, "config file; --config.a.b=value overrides a key", flag_values=values
+  )
+
+
+def config_of(values: flags.FlagValues) -> Any:
+  """The checked configuration of --config and its overrides."""
+  from dp_jax.training.config import Config
+
+  if values["config"].value is None:
+    raise ValueError("give --config=FILE, for example --config=configs/digits.py.")
+  try:
+    content = values["config"].value.to_dict()
+  except OSError as error:  # ml_collections keeps the failure to load until the first use
+    raise ValueError(f"cannot load the config file: {str(error).splitlines()[-1]}") from error
+  return Config.from_dict(content)

@@ -1,0 +1,132 @@
+"""Commands on mechanisms: calibrate, epsilon."""
+
+import json
+from typing import Any
+
+from absl import flags
+
+from dp_jax.commands.base import Command
+
+
+def _define_mechanism(values: flags.FlagValues) -> None:
+  flags.DEFINE_float("delta", None, "delta", flag_values=values)
+  flags.DEFINE_enum(
+    "sampling", "poisson",
+    ["poisson", "full_batch", "truncated_poisson", "fixed_size", "stream"],
+    "how units are sampled", flag_values=values,
+  )  # fmt: skip
+  flags.DEFINE_float("sampling_rate", None, "of poisson and truncated_poisson", flag_values=values)
+  flags.DEFINE_integer("steps", None, "number of steps", flag_values=values)
+  flags.DEFINE_integer("cap", None, "most units of a batch, truncated_poisson", flag_values=values)
+  flags.DEFINE_integer("num_units", None, "N, where the scheme needs it", flag_values=values)
+  flags.DEFINE_integer("expected_batch_size", None, "of fixed_size and stream", flag_values=values)
+  flags.DEFINE_enum(
+    "accountant", "auto", ["auto", "pld", "rdp", "analytic_gaussian"], "", flag_values=values
+  )
+  flags.DEFINE_enum(
+    "adjacency", "zero_out", ["zero_out", "add_or_remove_one", "replace_one"],
+    "which data sets are neighbours", flag_values=values,
+  )  # fmt: skip
+  flags.DEFINE_bool("json", False, "print one JSON object", flag_values=values)
+
+
+def _define_calibrate(values: flags.FlagValues) -> None:
+  flags.DEFINE_float("epsilon", None, "target epsilon", flag_values=values)
+  _define_mechanism(values)
+
+
+def _define_epsilon(values: flags.FlagValues) -> None:
+  flags.DEFINE_float("noise_multiplier", None, "stddev / clip_norm", flag_values=values)
+  _define_mechanism(values)
+
+
+def _calibrate(values: flags.FlagValues, arguments: list[str]) -> int:
+  from dp_jax.privacy.calibration import calibrate
+  from dp_jax.privacy.spec import PrivacySpec
+
+  given = _given(values, arguments, "epsilon")
+  spec = PrivacySpec(
+    given["epsilon"], given["delta"], adjacency=given["adjacency"], accountant=given["accountant"]
+  )
+  mechanism = calibrate(spec, _sampling(values), given["steps"])
+  return _print_mechanism(values, mechanism, given["delta"])
+
+
+def _epsilon(values: flags.FlagValues, arguments: list[str]) -> int:
+  from dp_jax.privacy.mechanism import Mechanism
+
+  given = _given(values, arguments, "noise_multiplier")
+  mechanism = Mechanism(
+    _sampling(values), given["noise_multiplier"], given["steps"],
+    adjacency=given["adjacency"], accountant=given["accountant"],
+  )  # fmt: skip
+  return _print_mechanism(values, mechanism, given["delta"])
+
+
+def _given(values: flags.FlagValues, arguments: list[str], *needed: str) -> dict[str, Any]:
+  if arguments:
+    raise ValueError(f"unexpected arguments {arguments}.")
+  given = {name: values[name].value for name in dir(values)}
+  missing = [f"--{name}" for name in (*needed, "delta", "steps") if given[name] is None]
+  if missing:
+    raise ValueError(f"give {', '.join(missing)}.")
+  return given
+
+
+# The flags of each scheme, and the field that each one sets.
+_SCHEME_FLAGS = {
+  "poisson": {"sampling_rate": "rate"},
+  "full_batch": {},
+  "truncated_poisson": {"sampling_rate": "rate", "cap": "cap", "num_units": "num_units"},
+  "fixed_size": {"expected_batch_size": "expected_batch_size", "num_units": "num_units"},
+  "stream": {"expected_batch_size": "expected_batch_size", "num_units": "num_units"},
+}
+
+
+def _sampling(values: flags.FlagValues) -> Any:
+  from dp_jax.privacy.sampling import sampling_from_dict
+
+  name = str(values["sampling"].value)
+  wanted = _SCHEME_FLAGS[name]
+  everything = sorted({flag for scheme in _SCHEME_FLAGS.values() for flag in scheme})
+  given = {flag: values[flag].value for flag in everything if values[flag].value is not None}
+  missing = [f"--{flag}" for flag in wanted if flag not in given]
+  if missing:
+    raise ValueError(f"--sampling={name} needs {' and '.join(missing)}.")
+  extra = [f"--{flag}" for flag in given if flag not in wanted]
+  if extra:
+    raise ValueError(f"--sampling={name} does not use {' and '.join(extra)}; leave it out.")
+  return sampling_from_dict({"name": name, **{wanted[flag]: given[flag] for flag in wanted}})
+
+
+def _print_mechanism(values: flags.FlagValues, mechanism: Any, delta: float) -> int:
+  accounted = mechanism.account(delta)
+  result = {
+    "noise_multiplier": mechanism.noise_multiplier,
+    "epsilon": accounted.epsilon,
+    "delta": delta,
+    "sampling": mechanism.sampling.name,
+    "sampling_rate": mechanism.sampling.sampling_rate,
+    "steps": mechanism.steps,
+    "accountant": accounted.accountant,
+    "adjacency": mechanism.adjacency,
+  }
+  if values["json"].value:
+    print(json.dumps(result))
+  else:
+    width = max(map(len, result))
+    print("\n".join(f"{name:<{width}}  {value}" for name, value in result.items()))
+    print(f"{'reason':<{width}}  {accounted.reason}")
+  return 0
+
+
+COMMANDS = {
+  "calibrate": Command(
+    "Find the noise multiplier that meets a target epsilon.",
+    "--epsilon=E --delta=D --sampling_rate=Q --steps=T", _define_calibrate, _calibrate,
+  ),
+  "epsilon": Command(
+    "Compute the epsilon of a noise multiplier.",
+    "--noise_multiplier=Z --delta=D --sampling_rate=Q --steps=T", _define_epsilon, _epsilon,
+  ),
+}  # fmt: skip

@@ -1,0 +1,117 @@
+"""Commands on runs and releases: train, evaluate, predict, report, verify."""
+
+import json
+from pathlib import Path
+
+from absl import flags
+
+from dp_jax.commands.base import Command, config_of, one_argument
+
+
+def _define_train(values: flags.FlagValues) -> None:
+  define_config(values)
+  flags.DEFINE_string("workdir", None, "folder of the run", flag_values=values)
+  flags.DEFINE_string(
+    "test_key_file", None, "secret key of 64 hex digits, mode 0600; the run is then not private",
+    flag_values=values,
+  )  # fmt: skip
+  flags.DEFINE_bool("json", False, "last line: one JSON object", flag_values=values)
+
+
+def _train(values: flags.FlagValues, arguments: list[str]) -> int:
+  from dp_jax.training.run import train
+
+  if arguments or not values["workdir"].value:
+    raise ValueError(f"give --workdir=DIR and no arguments (got {arguments}).")
+  key_file = values["test_key_file"].value
+  config = config_of(values)
+  result = train(config, Path(values["workdir"].value), test_key_file=key_file and Path(key_file))
+  print(result.summary())
+  if values["json"].value:
+    print(json.dumps(result.to_dict()))
+  return 0
+
+
+def _no_flags(values: flags.FlagValues) -> None:
+  del values
+
+
+def _verify(values: flags.FlagValues, arguments: list[str]) -> int:
+  from dp_jax.report.verify import verify_release
+
+  del values
+  outcome = verify_release(one_argument(arguments, "release folder"))
+  print(outcome)
+  return 1 if outcome.problems else 0
+
+
+def _define_report(values: flags.FlagValues) -> None:
+  flags.DEFINE_multi_string(
+    "compare", [], "LABEL=DIR of another run on the same public data", flag_values=values
+  )
+
+
+def _report(values: flags.FlagValues, arguments: list[str]) -> int:
+  from dp_jax.report.html import render_report
+
+  compare = {}
+  for item in values["compare"].value or []:
+    label, separator, folder = item.partition("=")
+    if not separator or not label or not folder:
+      raise ValueError(f"--compare={item!r} is not LABEL=DIR.")
+    compare[label] = Path(folder)
+  print(render_report(one_argument(arguments, "work directory"), compare))
+  return 0
+
+
+def _define_evaluate(values: flags.FlagValues) -> None:
+  define_config(values)
+  flags.DEFINE_bool("json", False, "print one JSON object", flag_values=values)
+
+
+def _evaluate(values: flags.FlagValues, arguments: list[str]) -> int:
+  from dp_jax.training.release import evaluate_release
+
+  metrics = evaluate_release(one_argument(arguments, "release folder"), config_of(values))
+  if values["json"].value:
+    print(json.dumps(metrics))
+  else:
+    print("\n".join(f"{name}: {value}" for name, value in metrics.items()))
+  return 0
+
+
+def _define_predict(values: flags.FlagValues) -> None:
+  define_config(values)
+  flags.DEFINE_string("out", None, "CSV file to write", flag_values=values)
+
+
+def _predict(values: flags.FlagValues, arguments: list[str]) -> int:
+  from dp_jax.training.release import predict_release
+
+  if not values["out"].value:
+    raise ValueError("give --out=FILE.csv.")
+  out = Path(values["out"].value)
+  predict_release(one_argument(arguments, "release folder"), config_of(values), out)
+  print(out)
+  return 0
+
+
+COMMANDS = {
+  "train": Command(
+    "Train or fine-tune with differential privacy; goes on where a killed run stopped.",
+    "--config=FILE --workdir=DIR [--config.a.b=value ...]", _define_train, _train,
+  ),
+  "verify": Command(
+    "Re-derive every number of a release's privacy statement.", "DIR/release", _no_flags, _verify,
+  ),
+  "evaluate": Command(
+    "Evaluate a release on data.eval_split.", "RELEASE --config=FILE", _define_evaluate, _evaluate,
+  ),
+  "predict": Command(
+    "Write a release's predictions for data.eval_split.", "RELEASE --config=FILE --out=FILE.csv",
+    _define_predict, _predict,
+  ),
+  "report": Command(
+    "Rebuild report.html of a run.", "DIR [--compare=LABEL=DIR ...]", _define_report, _report,
+  ),
+}  # fmt: skip
