@@ -5,7 +5,7 @@ from pathlib import Path
 
 from absl import flags
 
-from dp_jax.commands.base import Command, config_of, one_argument
+from dp_jax.commands.base import Command, config_of, define_config, one_argument
 
 
 def _define_train(values: flags.FlagValues) -> None:
