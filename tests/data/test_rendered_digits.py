@@ -1,5 +1,6 @@
 """Rendered digits: deterministic, in range, and from fonts that draw digits."""
 
+import dataclasses
 import pathlib
 
 import matplotlib
@@ -101,3 +102,16 @@ def test_draw_rows_matches_discs_drawn_pixel_by_pixel():
 def test_count_is_checked():
   with pytest.raises(ValueError, match="num_records must be at least 1"):
     rendered_digits.open_rendered_digits("train", num_records=0)
+
+
+def test_habits_change_only_their_own_digits():
+  def drawn(**changes):
+    style = rendered_digits.Style(no_foot=0.0, flag=0.0, crossbar=0.0)
+    style = dataclasses.replace(style, **changes)
+    source = rendered_digits.open_rendered_digits("train", num_records=200, style=style)
+    return source.gather(np.arange(200))["image"]
+
+  plain = drawn()
+  for changes, digit in (({"no_foot": 1.0}, 1), ({"flag": 1.0}, 1), ({"crossbar": 1.0}, 7)):
+    changed = (drawn(**changes) != plain).any((1, 2, 3)).reshape(20, 10).mean(0)
+    assert changed[digit] > 0.8 and changed.sum() == changed[digit]
