@@ -1,6 +1,7 @@
-"""Commands on mechanisms: calibrate, epsilon."""
+"""Commands on mechanisms: calibrate, epsilon, plan."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 from absl import flags
@@ -44,7 +45,7 @@ def _calibrate(values: flags.FlagValues, arguments: list[str]) -> int:
   from dp_jax.privacy.calibration import calibrate
   from dp_jax.privacy.spec import PrivacySpec
 
-  given = _given(values, arguments, "epsilon")
+  given = _needed(values, arguments, "epsilon", "delta", "steps")
   spec = PrivacySpec(
     given["epsilon"], given["delta"], adjacency=given["adjacency"], accountant=given["accountant"]
   )
@@ -55,7 +56,7 @@ def _calibrate(values: flags.FlagValues, arguments: list[str]) -> int:
 def _epsilon(values: flags.FlagValues, arguments: list[str]) -> int:
   from dp_jax.privacy.mechanism import Mechanism
 
-  given = _given(values, arguments, "noise_multiplier")
+  given = _needed(values, arguments, "noise_multiplier", "delta", "steps")
   mechanism = Mechanism(
     _sampling(values), given["noise_multiplier"], given["steps"],
     adjacency=given["adjacency"], accountant=given["accountant"],
@@ -63,11 +64,12 @@ def _epsilon(values: flags.FlagValues, arguments: list[str]) -> int:
   return _print_mechanism(values, mechanism, given["delta"])
 
 
-def _given(values: flags.FlagValues, arguments: list[str], *needed: str) -> dict[str, Any]:
+def _needed(values: flags.FlagValues, arguments: list[str], *needed: str) -> dict[str, Any]:
+  """All flags by name; ValueError if one of `needed` was not given."""
   if arguments:
     raise ValueError(f"unexpected arguments {arguments}.")
   given = {name: values[name].value for name in dir(values)}
-  missing = [f"--{name}" for name in (*needed, "delta", "steps") if given[name] is None]
+  missing = [f"--{name}" for name in needed if given[name] is None]
   if missing:
     raise ValueError(f"give {', '.join(missing)}.")
   return given
@@ -120,6 +122,65 @@ def _print_mechanism(values: flags.FlagValues, mechanism: Any, delta: float) -> 
   return 0
 
 
+def _define_plan(values: flags.FlagValues) -> None:
+  flags.DEFINE_integer("num_units", None, "N, the number of units", flag_values=values)
+  flags.DEFINE_float("epsilon", None, "target epsilon", flag_values=values)
+  flags.DEFINE_float("delta", None, "delta", flag_values=values)
+  flags.DEFINE_float("epochs", None, "the compute: passes over the data", flag_values=values)
+  flags.DEFINE_integer("steps", None, "the compute: steps x batch", flag_values=values)
+  flags.DEFINE_integer("batch", None, "of --steps", flag_values=values)
+  flags.DEFINE_list("batches", None, "batch sizes to tabulate", flag_values=values)
+  flags.DEFINE_string("plot", None, "write a plot: FILE.png, .svg or .pdf", flag_values=values)
+  flags.DEFINE_bool("json", False, "print one JSON object", flag_values=values)
+
+
+def _plan(values: flags.FlagValues, arguments: list[str]) -> int:
+  from dp_jax.privacy.planning import plan
+  from dp_jax.privacy.spec import PrivacySpec
+
+  given = _needed(values, arguments, "num_units", "epsilon", "delta")
+  spec = PrivacySpec(given["epsilon"], given["delta"])
+  plot = None if given["plot"] is None else Path(given["plot"])
+  if plot is not None:
+    from dp_jax.report.plan_plot import check_format, save_plan_plot
+
+    check_format(plot)
+  rows = []
+  if not given["json"]:
+    print(f"{'batch':>12} {'steps':>10} {'noise multiplier':>17} {'noise / batch':>14}  accountant")
+  for row in plan(spec, given["num_units"], _budget(given), _batches(given["batches"])):
+    rows.append(row)
+    if not given["json"]:
+      print(
+        f"{row.expected_batch_size:>12,.0f} {row.steps:>10,} {row.noise_multiplier:>17.4f}"
+        f" {row.noise_per_unit:>14.3g}  {row.accountant}",
+        flush=True,
+      )
+  if given["json"]:
+    print(json.dumps({"rows": [row.to_dict() for row in rows]}))
+  if plot is not None:
+    save_plan_plot(rows, spec, given["num_units"], plot)
+  return 0
+
+
+def _budget(given: dict[str, Any]) -> float:
+  """Units processed over the run."""
+  if (given["epochs"] is None) == (given["steps"] is None and given["batch"] is None):
+    raise ValueError("give the compute as --epochs, or as --steps and --batch.")
+  if given["epochs"] is not None:
+    return given["epochs"] * given["num_units"]
+  if given["steps"] is None or given["batch"] is None:
+    raise ValueError("--steps and --batch go together: the compute is steps x batch.")
+  return float(given["steps"] * given["batch"])
+
+
+def _batches(texts: list[str] | None) -> list[int] | None:
+  try:
+    return None if texts is None else [int(text) for text in texts]
+  except ValueError as error:
+    raise ValueError(f"--batches={','.join(texts or [])} must be whole numbers.") from error
+
+
 COMMANDS = {
   "calibrate": Command(
     "Find the noise multiplier that meets a target epsilon.",
@@ -128,5 +189,9 @@ COMMANDS = {
   "epsilon": Command(
     "Compute the epsilon of a noise multiplier.",
     "--noise_multiplier=Z --delta=D --sampling_rate=Q --steps=T", _define_epsilon, _epsilon,
+  ),
+  "plan": Command(
+    "Tabulate the noise of each batch size at one guarantee and one compute budget.",
+    "--num_units=N --epsilon=E --delta=D --epochs=M [--plot=FILE.png]", _define_plan, _plan,
   ),
 }  # fmt: skip

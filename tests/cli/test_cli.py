@@ -258,3 +258,24 @@ def test_help_of_every_command(capsys):
     assert code == 0 and f"dp-jax {name}" in text
   assert run(capsys)[0] == 2
   assert "unknown command 'fly'" in refused(capsys, "fly")
+
+
+def test_plan_prints_a_table_and_writes_a_plot(capsys, tmp_path):
+  arguments = ["--num_units=10000", "--epsilon=2", "--delta=1e-5", "--batches=100,1000"]
+  plot = tmp_path / "plan.png"
+  code, out, _ = run(capsys, "plan", *arguments, "--epochs=5", f"--plot={plot}")
+  assert code == 0 and len(out.splitlines()) == 3
+  assert plot.read_bytes().startswith(b"\x89PNG")
+  code, out, _ = run(capsys, "plan", *arguments, "--steps=50", "--batch=1000", "--json")
+  assert code == 0
+  assert [row["steps"] for row in json.loads(out)["rows"]] == [500, 50]
+  for extra, named in [
+    ([], "--epochs"),
+    (["--epochs=5", "--steps=3"], "--epochs"),
+    (["--steps=3"], "--batch"),
+    (["--epochs=5", "--plot=plan.doc"], "must end in"),
+    (["--epochs=5", "--plot=/no/such/plan.png"], "no folder"),
+    (["--epochs=5", "--batches=many"], "whole numbers"),
+    (["--epochs=5", "--batches=20000"], "20000"),
+  ]:
+    assert named in refused(capsys, "plan", *arguments, *extra)
