@@ -1,10 +1,8 @@
-"""Public pre-training for the digits demo: images that are rendered from fonts, no privacy.
+"""Public pre-training for the digits: images that are rendered from fonts, no privacy.
 
 Command:   python -m dp_jax train --config=configs/rendered_digits.py --workdir=runs/rendered
 Time:      TIME
-Expected:  ACCURACY
-Then:      train --config=configs/digits.py
-           --config.model.weights=runs/rendered/unprotected/params.safetensors
+Expected:  RENDERED
 """
 
 from ml_collections import ConfigDict
@@ -13,19 +11,23 @@ from configs.digits import get_config as digits
 
 
 def get_config() -> ConfigDict:
-  """The model of configs/digits.py on 20,000 rendered digits."""
+  """The model of configs/digits.py, four passes over 60,000 rendered digits."""
   config = digits()
   config.data.source = "rendered_digits"
-  config.data.num_records = 20_000
+  config.data.num_records = 60_000
   config.privacy.enabled = False
   config.privacy.epsilon = None
   config.privacy.delta = None
-  config.privacy.sampling_rate = 0.0125
-  config.train.steps = 800
-  config.train.learning_rate = 0.05
+  config.privacy.sampling_rate = None
+  config.privacy.expected_batch_size = 128.0
+  config.privacy.hyperparameter_selection = None
+  config.train.steps = None
+  config.train.epochs = 4.0
+  config.train.optimizer = "adam"
+  config.train.learning_rate = 2e-3
   config.train.schedule = "cosine"
-  config.train.warmup_steps = 20
-  config.train.microbatch_size = 320
-  config.train.ema = 0.99
-  config.checkpoint.every = 200
+  config.train.label_smoothing = 0.1
+  config.train.weight_decay = 1e-4
+  config.train.microbatch_size = 160
+  config.checkpoint.every = 500
   return config

@@ -7,7 +7,7 @@ from flax import nnx
 
 
 class ConvNet(nnx.Module):
-  """Convolution, GroupNorm and ReLU, repeated; then a global mean or flatten, and a linear head.
+  """Convolution 3x3, GroupNorm and ReLU, repeated; then a linear head on what is left.
 
   GroupNorm normalises within one example, so that a per-example gradient exists.
 
@@ -30,9 +30,14 @@ class ConvNet(nnx.Module):
     if any(width % groups for width in widths):
       raise ValueError(f"every width of {tuple(widths)} must be divisible by groups={groups}.")
     height, width, channels = image_shape
+    he_normal = nnx.initializers.variance_scaling(2.0, "fan_in", "truncated_normal")
     convs, norms = [], []
     for out, stride in zip(widths, strides, strict=True):
-      convs.append(nnx.Conv(channels, out, (3, 3), strides=stride, use_bias=False, rngs=rngs))
+      convs.append(
+        nnx.Conv(
+          channels, out, (3, 3), strides=stride, use_bias=False, kernel_init=he_normal, rngs=rngs
+        )
+      )
       norms.append(nnx.GroupNorm(out, num_groups=groups, rngs=rngs))
       channels, height, width = out, -(-height // stride), -(-width // stride)
     self.convs, self.norms = nnx.List(convs), nnx.List(norms)

@@ -17,17 +17,24 @@ Unit = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Classification:
-  """Softmax cross-entropy; the loss of a unit is the mean over its real records."""
+  """Softmax cross-entropy; the loss of a unit is the mean over its real records.
+
+  Attributes:
+    model: the structure.
+    spec: what feeds it.
+    label_smoothing: the share of the target that is spread evenly over all classes.
+  """
 
   model: FunctionalModel
   spec: ModelSpec
+  label_smoothing: float = 0.0
 
   def loss(self, frozen: Arrays, params: Arrays, unit: Unit, key: Any) -> jax.Array:
     """The loss of one unit: float32[]. A unit without real records has loss and gradient zero."""
     logits = self.logits(
       self.model.bind({**params, **frozen}, key), unit["image"], unit["record_mask"]
     )
-    losses = _cross_entropy(logits, unit["label"])
+    losses = _cross_entropy(logits, unit["label"], self.label_smoothing)
     return _mean(losses, unit["record_mask"])
 
   def losses(self, frozen: Arrays, params: Arrays, units: Unit, keys: Any) -> jax.Array:
@@ -56,11 +63,12 @@ class Classification:
     )
 
 
-def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+def _cross_entropy(logits: jax.Array, labels: jax.Array, smoothing: float) -> jax.Array:
   # A label of a masked record may be out of range; it is clipped here and masked by the caller.
   labels = jnp.clip(labels, 0, logits.shape[-1] - 1)
   log_probs = jax.nn.log_softmax(logits)
-  return -jnp.take_along_axis(log_probs, labels[:, None], axis=-1)[:, 0]
+  chosen = jnp.take_along_axis(log_probs, labels[:, None], axis=-1)[:, 0]
+  return -(1 - smoothing) * chosen - smoothing * log_probs.mean(axis=-1)
 
 
 def _mean(values: jax.Array, mask: jax.Array) -> jax.Array:

@@ -114,6 +114,7 @@ class TrainConfig:
     momentum: of sgd.
     schedule: constant or cosine (to zero), after a linear warm-up.
     warmup_steps: length of the warm-up.
+    label_smoothing: the share of a label that is spread evenly over all classes.
     weight_decay: decoupled, applied after the noise, outside the clipped loss.
     ema: decay of the exponential moving average of parameters that is released; 0 releases the
       last ones.
@@ -128,6 +129,7 @@ class TrainConfig:
   momentum: float = 0.9
   schedule: Literal["constant", "cosine"] = "constant"
   warmup_steps: int = 0
+  label_smoothing: float = 0.0
   weight_decay: float = 0.0
   ema: float = 0.0
   engine: Literal["auto", "vmap"] = "auto"
@@ -251,6 +253,8 @@ def _check(config: Config) -> None:
     (train.learning_rate > 0, "train.learning_rate", train.learning_rate, "must be positive"),
     (0 <= train.momentum < 1, "train.momentum", train.momentum, "must be in [0, 1)"),
     (0 <= train.ema < 1, "train.ema", train.ema, "must be in [0, 1)"),
+    (0 <= train.label_smoothing < 1, "train.label_smoothing", train.label_smoothing,
+     "must be in [0, 1)"),
     (train.weight_decay >= 0, "train.weight_decay", train.weight_decay, "must not be negative"),
     (train.warmup_steps >= 0, "train.warmup_steps", train.warmup_steps, "must not be negative"),
     (train.microbatch_size >= 1, "train.microbatch_size", train.microbatch_size, positive),

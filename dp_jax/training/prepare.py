@@ -108,7 +108,7 @@ def prepare(config: Config) -> Run:
     check_records(source, record)
     check_records(eval_source, record)
   spec = _model_spec(config.model, record, source)
-  task, params, frozen, weights_digest = _model(config.model, spec, config.seed)
+  task, params, frozen, weights_digest = _model(config, spec)
   privacy, mechanism = _mechanism(config, loader.num_units)
   divisor = mechanism.expected_batch_size(loader.num_units)
   warnings = _warnings(privacy, mechanism, divisor)
@@ -151,19 +151,18 @@ def _model_spec(model: ModelConfig, record: RecordSpec, source: Source) -> Model
   )  # fmt: skip
 
 
-def _model(
-  config: ModelConfig, spec: ModelSpec, seed: int
-) -> tuple[Classification, Arrays, Arrays, str | None]:
+def _model(config: Config, spec: ModelSpec) -> tuple[Classification, Arrays, Arrays, str | None]:
   """The task, trained and frozen arrays, and the digest of the weights they come from."""
-  functional, arrays = split(spec.build(seed))
+  model = config.model
+  functional, arrays = split(spec.build(config.seed))
   digest = None
-  if config.weights is not None:
-    arrays, digest = initialise_from(arrays, Path(config.weights))
-  if config.head_init_std is not None:
-    arrays = _initialise_head(arrays, config.head_init_std, seed)
-  task = Classification(functional, spec)
+  if model.weights is not None:
+    arrays, digest = initialise_from(arrays, Path(model.weights))
+  if model.head_init_std is not None:
+    arrays = _initialise_head(arrays, model.head_init_std, config.seed)
+  task = Classification(functional, spec, config.train.label_smoothing)
   task.check(arrays)
-  params, frozen = partition(functional, arrays, config.trainable)
+  params, frozen = partition(functional, arrays, model.trainable)
   return task, params, frozen, digest
 
 

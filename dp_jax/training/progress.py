@@ -33,7 +33,8 @@ class Progress:
     enabled: bool = True,
     stream: TextIO | None = None,
   ):
-    self._steps, self._done, self._first = steps, done, done  # timing counts from self._first
+    self._steps, self._done = steps, done
+    self._first: int | None = None  # the step that timing counts from
     self._size, self._label = expected_batch_size, label
     self._stream = stream or sys.stderr
     self._enabled = enabled
@@ -47,7 +48,7 @@ class Progress:
   def update(self, epsilon: float | None) -> None:
     """One more step is done; `epsilon` is what has been spent so far, None without privacy."""
     self._done += 1
-    if self._done == self._first + 1 < self._steps:
+    if self._first is None:
       # The first step compiles: its time says nothing about the others.
       self._first, self._start = self._done, time.monotonic()
     if not self._enabled:
@@ -69,7 +70,7 @@ class Progress:
       self._bar.close()
 
   def _facts(self, epsilon: float | None) -> str:
-    timed = self._done - self._first
+    timed = self._done - (self._done if self._first is None else self._first)
     facts = [] if epsilon is None else [f"epsilon {epsilon:.3f}"]
     if timed:
       seconds = (time.monotonic() - self._start) / timed

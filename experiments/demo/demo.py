@@ -10,7 +10,7 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
-from configs import digits, rendered_digits
+from configs import digits, digits_finetune, rendered_digits
 from dp_jax.report.html import render_report
 from dp_jax.training.config import Config
 from dp_jax.training.release import evaluate_release
@@ -43,17 +43,17 @@ def run_demo(folder: Path, seed: int, epsilon: float) -> dict[str, Result | floa
   public.seed = seed
   train(Config.from_dict(public.to_dict()), folder / "pretrain", label="pre-train on rendered")
   weights = str(folder / "pretrain" / "unprotected" / "params.safetensors")
-  variants: dict[str, dict[str, object]] = {
-    "private": {"model.weights": weights},
-    "scratch": {},
-    "plain": {"model.weights": weights, "privacy.enabled": False},
-  }
   results: dict[str, Result | float] = {}
-  for name, changes in variants.items():
-    config = digits.get_config()
+  for name, module in (
+    ("private", digits_finetune),
+    ("scratch", digits),
+    ("plain", digits_finetune),
+  ):
+    config = module.get_config()
     config.seed = config.data.seed = seed
     config.privacy.epsilon = epsilon
-    config.update_from_flattened_dict(changes)
+    config.privacy.enabled = name != "plain"
+    config.model.weights = None if name == "scratch" else weights
     final = Config.from_dict(config.to_dict())
     results[name] = train(final, folder / name, label=LABELS[name])
   results["rendered"] = evaluate_release(folder / "pretrain", final)["accuracy"]
