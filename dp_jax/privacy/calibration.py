@@ -43,6 +43,7 @@ def calibrate(
   start = Mechanism(
     sampling, 1.0, steps, clip_norm, spec.adjacency, spec.accountant, declared_batch_size
   )
+  _refuse_without_need(spec.delta, start)
   least = _least_noise(start, spec.delta)
 
   def mechanism(at: float) -> Mechanism:
@@ -188,6 +189,18 @@ def _epsilon(mechanism: Mechanism, delta: float, coarsen: int = 1) -> float:
   return accounting.account_parts(
     mechanism.parts(), row.relation, row.accountants, mechanism.accountant, usable, coarsen
   ).epsilon
+
+
+def _refuse_without_need(delta: float, mechanism: Mechanism) -> None:
+  """Raises ValueError where delta covers that a unit is used at all, whatever the noise."""
+  if mechanism.row.accountants[0] == "analytic_gaussian" or mechanism.sampling.sampling_rate == 1:
+    return
+  used = -math.expm1(mechanism.steps * math.log1p(-mechanism.sampling.sampling_rate))
+  if used < delta:
+    raise ValueError(
+      f"no noise is needed for this target: a unit is used at all with probability {used:.3g},"
+      f" which is less than delta {delta:.3g}; choose a delta below one over the number of units"
+    )
 
 
 def _least_noise(mechanism: Mechanism, delta: float) -> float:

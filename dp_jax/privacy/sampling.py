@@ -64,7 +64,7 @@ class TruncatedPoisson:
 
   Attributes:
     rate: the rate before the cut.
-    cap: the most units that a step uses.
+    cap: the most units that a step uses, at least rate * num_units, and better well above.
     num_units: N, which is public.
 
   Ganesh 2025, arXiv:2508.15089.
@@ -79,6 +79,12 @@ class TruncatedPoisson:
     object.__setattr__(self, "rate", _check_rate(self.rate))
     object.__setattr__(self, "cap", validation.integer("cap", self.cap))
     object.__setattr__(self, "num_units", validation.integer("num_units", self.num_units))
+    if self.cap < self.rate * self.num_units * (1 - 1e-9):
+      raise ValueError(
+        f"cap {self.cap} is below the average batch of {self.rate * self.num_units:.6g}: most"
+        " batches would be cut, far over the cliff of truncated sampling; raise the cap well above"
+        " that; nearest row: fixed_size under 'replace_one'"
+      )
 
   @property
   def sampling_rate(self) -> float:

@@ -1,0 +1,176 @@
+"""Noise, steps and rates from a target: just on its safe side, or a reason why not."""
+
+import dataclasses
+import math
+
+import pytest
+
+from dp_jax.privacy import (
+  FixedSize,
+  FullBatch,
+  Mechanism,
+  Poisson,
+  PrivacySpec,
+  Stream,
+  TruncatedPoisson,
+  calibrate,
+  calibrate_rate,
+  calibrate_steps,
+  search,
+)
+
+
+def meets(mechanism, spec, within=1e-3):
+  epsilon = mechanism.epsilon(spec.delta)
+  return spec.epsilon * (1 - within) <= epsilon <= spec.epsilon
+
+
+@pytest.mark.parametrize(
+  ("spec", "sampling", "expected"),
+  [
+    (PrivacySpec(1.0, 1e-5), FullBatch(), 3.7306),
+    (PrivacySpec(1.0, 1e-5, accountant="rdp"), FullBatch(), 4.045),
+    (PrivacySpec(1.0, 1e-5, adjacency="replace_one"), FullBatch(), 7.4612),
+    (PrivacySpec(1.0, 1e-5, adjacency="add_or_remove_one"), FullBatch(), 3.7306),
+    (PrivacySpec(0.05, 1e-5), FullBatch(), 57.77),
+    (PrivacySpec(0.05, 1e-5, accountant="pld"), FullBatch(), 57.77),
+  ],
+)
+def test_one_full_batch_step(spec, sampling, expected):
+  found = calibrate(spec, sampling, 1)
+  assert found.noise_multiplier == pytest.approx(expected, rel=2e-4)
+  assert meets(found, spec)
+
+
+@pytest.mark.parametrize(
+  ("spec", "sampling", "steps"),
+  [
+    (PrivacySpec(2.0, 1e-5), Poisson(0.01), 1000),
+    (PrivacySpec(0.01, 1e-5), Poisson(0.01), 1000),
+    (PrivacySpec(20.0, 1e-5), Poisson(0.05), 100),
+    (PrivacySpec(0.3, 1e-7, accountant="rdp"), Poisson(0.001), 50_000),
+    (PrivacySpec(2.0, 1e-5, adjacency="replace_one"), Poisson(0.02), 100),
+    (PrivacySpec(0.5, 1e-5), TruncatedPoisson(0.02, 60, 1000), 20),
+    (PrivacySpec(2.0, 1e-5, adjacency="replace_one"), FixedSize(20, 1000), 100),
+    (PrivacySpec(2.0, 1e-5), Stream(20, 1000), 120),
+    (PrivacySpec(2.0, 1e-5, adjacency="replace_one"), Stream(20, 1000), 120),
+    (PrivacySpec(3.0, 1e-12), FullBatch(), 5),
+    (PrivacySpec(0.5, 0.3), Poisson(0.5), 100),
+  ],
+)
+def test_noise_meets_the_target(spec, sampling, steps):
+  found = calibrate(spec, sampling, steps, clip_norm=0.25)
+  assert meets(found, spec)
+  assert (found.steps, found.clip_norm, found.adjacency) == (steps, 0.25, spec.adjacency)
+  assert found.stddev == 0.25 * found.noise_multiplier
+
+
+def test_a_stream_gets_no_amplification():
+  # What shuffled batches are worth: a full release a pass, as if each step used everything once.
+  spec = PrivacySpec(2.0, 1e-5)
+  stream = calibrate(spec, Stream(10, 1000), 100)
+  assert stream.noise_multiplier == pytest.approx(calibrate(spec, FullBatch(), 1).noise_multiplier)
+  assert stream.noise_multiplier > 2 * calibrate(spec, Poisson(0.01), 100).noise_multiplier
+
+
+def test_calibrating_twice_gives_the_same_bits():
+  spec = PrivacySpec(1.5, 1e-5)
+  assert calibrate(spec, Poisson(0.1), 50) == calibrate(spec, Poisson(0.1), 50)
+
+
+@pytest.mark.parametrize(
+  ("spec", "sampling", "noise_multiplier"),
+  [
+    (PrivacySpec(2.0, 1e-5), Poisson(0.01), 1.0),
+    (PrivacySpec(2.0, 1e-5, adjacency="replace_one"), FixedSize(10, 1000), 2.0),
+    (PrivacySpec(2.0, 1e-5), FullBatch(), 10.0),
+    (PrivacySpec(2.0, 1e-5), Stream(10, 1000), 5.0),
+  ],
+)
+def test_steps_are_the_most_that_fit(spec, sampling, noise_multiplier):
+  found = calibrate_steps(spec, sampling, noise_multiplier)
+  assert found.noise_multiplier == noise_multiplier
+  assert found.epsilon(spec.delta) <= spec.epsilon
+  per_pass = sampling.steps_per_epoch if isinstance(sampling, Stream) else 1
+  more = dataclasses.replace(found, steps=found.steps + per_pass)
+  assert more.epsilon(spec.delta) > spec.epsilon
+
+
+def test_rate_is_the_largest_that_fits():
+  spec = PrivacySpec(2.0, 1e-5)
+  found = calibrate_rate(spec, 200, 1.0)
+  assert meets(found, spec)
+  assert 0.01 < found.sampling.rate < 0.1
+  more = dataclasses.replace(found, sampling=Poisson(found.sampling.rate * 1.0001))
+  assert more.epsilon(spec.delta) > spec.epsilon
+
+
+def test_rate_one_if_even_that_fits():
+  found = calibrate_rate(PrivacySpec(20.0, 1e-5), 10, 10.0)
+  assert found.sampling.rate == 1.0
+
+
+def test_a_target_that_one_step_overspends():
+  one = Mechanism(Poisson(0.01), 0.5, 1).epsilon(1e-5)
+  with pytest.raises(ValueError, match=rf"1 steps spend {one:.4}"):
+    calibrate_steps(PrivacySpec(0.02, 1e-5), Poisson(0.01), 0.5)
+
+
+def test_a_target_beyond_the_samplers_range():
+  with pytest.raises(ValueError, match="cannot be used up") as error:
+    calibrate(PrivacySpec(5000.0, 1e-5), FullBatch(), 1)
+  named = float(str(error.value).split("it spends ")[1].split(";")[0])
+  # The epsilon that the message names can be had.
+  spec = PrivacySpec(named * 0.9999, 1e-5)
+  assert meets(calibrate(spec, FullBatch(), 1), spec)
+
+
+def test_a_delta_that_no_accountant_resolves():
+  with pytest.raises(ValueError, match=r"cannot be met.*RDP has no such event"):
+    calibrate(PrivacySpec(1.0, 1e-18, adjacency="replace_one"), Poisson(0.01), 10)
+
+
+def test_a_delta_so_large_that_no_noise_is_needed():
+  # A unit is used at all with probability 0.096, less than delta.
+  with pytest.raises(ValueError, match=r"0\.0956, which is less than delta"):
+    calibrate(PrivacySpec(1.0, 0.5), Poisson(0.01), 10)
+
+
+def test_search_ends_on_the_safe_side():
+  calls = []
+
+  def falling(at):
+    calls.append(at)
+    return -3 * at + math.sin(at) / 2
+
+  found = search.meet(falling, falling, 5.0, (-50.0, 50.0))
+  assert -2e-5 <= falling(found) <= 0
+  assert len(calls) < 15
+
+
+@pytest.mark.parametrize("start", [-9.0, 0.0, 9.0])
+def test_search_with_infinite_ends(start):
+  def value(at):
+    return math.inf if at < -2 else -math.inf if at > 3 else -0.1 * at**3 - 0.05
+
+  found = search.meet(value, value, start, (-10.0, 10.0))
+  assert -2e-5 <= value(found) <= 0
+
+
+def test_search_where_the_rough_function_misleads():
+  found = search.meet(lambda at: 5 - at, lambda at: 1 - at, 0.0, (-50.0, 50.0))
+  assert found == pytest.approx(1.0, abs=2e-5) and found >= 1.0
+
+
+def test_search_over_a_jump_ends_on_its_safe_side():
+  found = search.meet(
+    lambda at: 1.0 if at < 2 else -1.0, lambda at: 1.0 if at < 2 else -1.0, 0.0, (-9.0, 9.0)
+  )
+  assert 2 <= found < 2 + 1e-9
+
+
+@pytest.mark.parametrize("offset", [100.0, -100.0])
+def test_search_without_an_answer(offset):
+  with pytest.raises(search.SearchError) as error:
+    search.meet(lambda at: offset - at, lambda at: offset - at, 0.0, (-9.0, 9.0))
+  assert error.value.nearest.at == math.copysign(9.0, offset)
