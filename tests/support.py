@@ -34,8 +34,8 @@ def small_config(**changes: Any) -> Config:
 
 
 def flags_of(config: Config) -> list[str]:
-  """The command line that sets every key of a configuration over configs/digits.py."""
-  result = [f"--config={ROOT / 'configs' / 'digits.py'}"]
+  """The command line that sets every key of a configuration."""
+  result = [f"--config={ROOT / 'tests' / 'all_keys.py'}"]
   for section, content in config.to_dict().items():
     pairs = content.items() if isinstance(content, dict) else [(None, content)]
     for key, value in pairs:
