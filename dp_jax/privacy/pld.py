@@ -26,16 +26,13 @@ Parts = Sequence[tuple[dp_accounting.DpEvent, int]]
 # dp-accounting's default, and the one that published figures use.
 STANDARD_DISCRETIZATION = 1e-4
 # Chosen so that one call stays under 10 s and 1 GB on one core of 2024.
-_MAX_SINGLE_POINTS = 1_200_000
-_MAX_COMPOSED_POINTS = 6_000_000
+_MAX_SINGLE_POINTS = 900_000
+_MAX_COMPOSED_POINTS = 4_000_000
 # Finer than the standard one only where that is cheap: it buys little.
 _MAX_REFINED_SINGLE_POINTS = 250_000
 _MAX_REFINED_COMPOSED_POINTS = 1_500_000
 # A step's loss must be spread over this many points, or rounding adds up over steps.
 _POINTS_PER_SPREAD = 50
-# dp-accounting stores a distribution of fewer points as a dictionary, and computes
-# size ** count to see whether it stays small: a number of gigabytes for many steps.
-_MIN_POINTS = 1100
 _POINTS_PER_EPSILON = 100
 # What a Fourier transform to the power `count` may be off by, in total probability.
 _TRANSFORM_ERROR = 1e-12
@@ -120,7 +117,6 @@ def discretization(shapes: Sequence[losses.LossShape], counts: Sequence[int]) ->
   for shape, count in zip(shapes, counts, strict=True):
     if count > 1 and shape.spread > 0:
       step = min(step, _power_of_two_below(shape.spread / _POINTS_PER_SPREAD))
-      step = min(step, _power_of_two_below(shape.single / _MIN_POINTS))
   while not _fits(shapes, step):
     step *= 2
   return step
@@ -197,11 +193,20 @@ def _distribution(
     )
   else:
     raise ValueError(f"PLD cannot compose {event}")
-  return single if count == 1 else single.self_compose(count)
+  return single if count == 1 else _dense(single).self_compose(count)
+
+
+def _dense(single: Any) -> Any:
+  """Returns the same distribution as arrays.
+
+  dp-accounting stores one of up to a thousand points as a dictionary, and then computes
+  size ** count to see whether it stays small: for many steps, a number of gigabytes.
+  """
+  add = None if single._symmetric else single._pmf_add.to_dense_pmf()
+  return distributions.PrivacyLossDistribution(single._pmf_remove.to_dense_pmf(), add)
 
 
 def _smallest_mass(composed: Any) -> float:
   """Returns the total probability, infinite losses included, of the direction with less of it."""
-  # Only the two directions together are public in dp-accounting.
   directions = (composed._pmf_remove, composed._pmf_add)
   return min(float(pmf.get_delta_for_epsilon(-1e300)) for pmf in directions)

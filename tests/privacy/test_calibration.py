@@ -47,10 +47,10 @@ def test_one_full_batch_step(spec, sampling, expected):
   [
     (PrivacySpec(2.0, 1e-5), Poisson(0.01), 1000),
     (PrivacySpec(0.01, 1e-5), Poisson(0.01), 1000),
-    (PrivacySpec(20.0, 1e-5), Poisson(0.05), 100),
+    (PrivacySpec(12.0, 1e-5), Poisson(0.1), 50),
     (PrivacySpec(0.3, 1e-7, accountant="rdp"), Poisson(0.001), 50_000),
     (PrivacySpec(2.0, 1e-5, adjacency="replace_one"), Poisson(0.02), 100),
-    (PrivacySpec(0.5, 1e-5), TruncatedPoisson(0.02, 60, 1000), 20),
+    (PrivacySpec(0.3, 1e-5), TruncatedPoisson(0.02, 60, 1000), 20),
     (PrivacySpec(2.0, 1e-5, adjacency="replace_one"), FixedSize(20, 1000), 100),
     (PrivacySpec(2.0, 1e-5), Stream(20, 1000), 120),
     (PrivacySpec(2.0, 1e-5, adjacency="replace_one"), Stream(20, 1000), 120),
@@ -81,7 +81,7 @@ def test_calibrating_twice_gives_the_same_bits():
 @pytest.mark.parametrize(
   ("spec", "sampling", "noise_multiplier"),
   [
-    (PrivacySpec(2.0, 1e-5), Poisson(0.01), 1.0),
+    (PrivacySpec(2.0, 1e-5), Poisson(0.05), 3.0),
     (PrivacySpec(2.0, 1e-5, adjacency="replace_one"), FixedSize(10, 1000), 2.0),
     (PrivacySpec(2.0, 1e-5), FullBatch(), 10.0),
     (PrivacySpec(2.0, 1e-5), Stream(10, 1000), 5.0),
@@ -111,9 +111,9 @@ def test_rate_one_if_even_that_fits():
 
 
 def test_a_target_that_one_step_overspends():
-  one = Mechanism(Poisson(0.01), 0.5, 1).epsilon(1e-5)
-  with pytest.raises(ValueError, match=rf"1 steps spend {one:.4}"):
-    calibrate_steps(PrivacySpec(0.02, 1e-5), Poisson(0.01), 0.5)
+  one = Mechanism(Poisson(0.1), 1.5, 1).epsilon(1e-5)
+  with pytest.raises(ValueError, match=rf"1 steps spend {one:.6g};"):
+    calibrate_steps(PrivacySpec(0.02, 1e-5), Poisson(0.1), 1.5)
 
 
 def test_a_target_beyond_the_samplers_range():

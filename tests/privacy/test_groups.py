@@ -26,11 +26,11 @@ def test_gaussians_scale(sampling, adjacency):
 
 
 def test_poisson_takes_a_mixture_of_gaussians():
-  mechanism = Mechanism(Poisson(0.05), 4.0, 50)
+  mechanism = Mechanism(Poisson(0.05), 8.0, 50)
   found = account_group(mechanism, 4, DELTA)
   assert "mixture of Gaussians" in found.reason
   # Units that are drawn together always would be worse; one unit alone is better.
-  worst = Mechanism(Poisson(0.05), 1.0, 50).epsilon(DELTA)
+  worst = Mechanism(Poisson(0.05), 2.0, 50).epsilon(DELTA)
   assert mechanism.epsilon(DELTA) < found.epsilon < worst
 
 

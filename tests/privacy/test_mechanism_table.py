@@ -130,8 +130,13 @@ def test_truncation_over_its_cliff_is_refused():
   # The cap that the message names is indeed harmless.
   named = int(str(error.value).split("to at least ")[1].split(",")[0])
   assert at(named).epsilon(1e-5) == pytest.approx(1.828, rel=1e-3)
-  # What a running job shows of the steps so far does not stop it.
-  assert at(600).epsilon(1e-5, steps=100) > 0
+
+
+def test_the_cliff_does_not_stop_a_running_job():
+  mechanism = Mechanism(TruncatedPoisson(0.1, 10, 100), 6.0, 20)
+  assert mechanism.epsilon(1e-5, steps=19) > 0
+  with pytest.raises(ValueError, match="over the cliff"):
+    mechanism.epsilon(1e-5)
 
 
 def test_a_cap_below_the_average_batch_is_refused():

@@ -25,7 +25,7 @@ SCHEMES = [
   (FullBatch(), 50),
   (Poisson(0.1), 50),
   (Poisson(1.0), 50),
-  (Truncated(0.5, 20, 50), 50),
+  (Truncated(0.4, 21, 50), 50),
   (FixedSize(7, 50), 50),
   (Stream(7, 50), 50),
 ]
@@ -149,15 +149,20 @@ def test_exponentials_at_the_extremes():
 
 
 def test_truncation_keeps_a_uniform_subset():
-  steps, size, cap = 20_000, 40, 5
+  steps, size, cap = 20_000, 40, 20
   drawn = sampler(Truncated(0.5, cap, size), size)
   counts = np.zeros(size)
+  cut = 0
   for step in range(steps):
     indices = drawn.indices(step)
     assert indices.size <= cap
+    cut += indices.size == cap
     counts[indices] += 1
-  # Nearly every draw is cut to 5 of 40: each unit is in 1/8 of the steps.
-  share = cap / size
+  # Over half of the draws are cut; whichever unit is dropped, all are kept equally often.
+  assert cut > steps / 2
+  sizes = np.minimum(np.arange(size + 1), cap)
+  share = stats.binom.pmf(np.arange(size + 1), size, 0.5) @ sizes / size
+  assert share < 0.47
   assert np.all(np.abs(counts / steps - share) < 6 * math.sqrt(share * (1 - share) / steps))
 
 
