@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 
@@ -15,6 +16,12 @@ def _define_train(values: flags.FlagValues) -> None:
     "test_key_file", None, "secret key of 64 hex digits, mode 0600; the run is then not private",
     flag_values=values,
   )  # fmt: skip
+  flags.DEFINE_string(
+    "ledger", None, "file that keeps the budget of several runs on the same data",
+    flag_values=values,
+  )  # fmt: skip
+  flags.DEFINE_float("ledger_epsilon", None, "budget of a new --ledger", flag_values=values)
+  flags.DEFINE_float("ledger_delta", None, "budget of a new --ledger", flag_values=values)
   flags.DEFINE_bool("json", False, "last line: one JSON object", flag_values=values)
 
 
@@ -23,13 +30,35 @@ def _train(values: flags.FlagValues, arguments: list[str]) -> int:
 
   if arguments or not values["workdir"].value:
     raise ValueError(f"give --workdir=DIR and no arguments (got {arguments}).")
-  key_file = values["test_key_file"].value
   config = config_of(values)
-  result = train(config, Path(values["workdir"].value), test_key_file=key_file and Path(key_file))
+  result = train(
+    config,
+    Path(values["workdir"].value),
+    test_key_file=_path(values, "test_key_file"),
+    ledger_file=_path(values, "ledger"),
+    ledger_budget=_budget(values, config),
+  )
   print(result.summary())
   if values["json"].value:
     print(json.dumps(result.to_dict()))
   return 0
+
+
+def _path(values: flags.FlagValues, name: str) -> Path | None:
+  value = values[name].value
+  return None if value is None else Path(str(value))
+
+
+def _budget(values: flags.FlagValues, config: Any) -> Any:
+  """The budget of a new ledger, for the unit and adjacency of this run; None if not given."""
+  from dp_jax.privacy.spec import PrivacySpec
+
+  epsilon, delta = values["ledger_epsilon"].value, values["ledger_delta"].value
+  if epsilon is None and delta is None:
+    return None
+  if epsilon is None or delta is None:
+    raise ValueError("--ledger_epsilon and --ledger_delta go together.")
+  return PrivacySpec(epsilon, delta, config.privacy.unit, config.privacy.adjacency)
 
 
 def _no_flags(values: flags.FlagValues) -> None:

@@ -10,9 +10,11 @@ from typing import Any
 from dp_jax.evaluation.classification import ClassificationSums
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.ledger import Ledger
+from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report.atomic import write_text
 from dp_jax.report.html import render_report
 from dp_jax.report.statement import PLAIN_STATEMENT, statement
+from dp_jax.training.budget import reserve
 from dp_jax.training.checkpoint import delete_keys
 from dp_jax.training.config import Config
 from dp_jax.training.loop import run_loop
@@ -66,6 +68,8 @@ def train(
   workdir: Path,
   *,
   test_key_file: Path | None = None,
+  ledger_file: Path | None = None,
+  ledger_budget: PrivacySpec | None = None,
   progress: bool = True,
   label: str = "train",
 ) -> Result:
@@ -75,6 +79,8 @@ def train(
     config: the configuration.
     workdir: the run's folder; a new one, or that of the same run.
     test_key_file: a fixed secret key. The run is then not private, and says so.
+    ledger_file: a ledger that runs on the same data share; None keeps one for this run alone.
+    ledger_budget: what all runs of that ledger may spend together; given when it is new.
     progress: whether to show progress on standard error.
     label: what to call the run there.
 
@@ -89,10 +95,7 @@ def train(
   folder = WorkDir(workdir)
   with folder.open(config.to_dict()):
     if not folder.result.exists():
-      ledger = Ledger(folder.ledger)
-      if run.privacy is not None:
-        # The whole planned budget, before step 0: a run that stops early has spent it all the same.
-        ledger.reserve(run.mechanism, "training", run="training")
+      ledger = reserve(run, folder, ledger_file, ledger_budget)
       state, evaluation, key = run_loop(
         run, folder, lambda: fixed_key or MasterKey.from_os(), progress=progress, label=label
       )

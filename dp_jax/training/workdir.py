@@ -27,6 +27,7 @@ class WorkDir:
     self.release = path / "release"
     self.unprotected = path / "unprotected"
     self.result = self.private / "result.json"
+    self.ledger_identity = self.private / "ledger_identity.json"
     self.training_log = self.private / "training.jsonl"
 
   def metrics_log(self, declared: str) -> Path:

@@ -1,0 +1,72 @@
+"""A ledger that runs share: what is left of a budget, and what is refused."""
+
+import json
+
+import pytest
+from support import small_config
+
+from dp_jax.privacy.ledger import Ledger
+from dp_jax.privacy.spec import PrivacySpec
+from dp_jax.report.verify import verify_release
+from dp_jax.training.run import train
+
+BUDGET = PrivacySpec(6.0, 1e-3)
+
+
+def _train(folder, epsilon, **ledger):
+  return train(
+    small_config(privacy__epsilon=epsilon, train__steps=2), folder, progress=False, **ledger
+  )
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+  """Two runs of epsilon 3 and 2 in one ledger with a budget of 6."""
+  folder = tmp_path_factory.mktemp("shared")
+  ledger = folder / "ledger.jsonl"
+  _train(folder / "first", 3.0, ledger_file=ledger, ledger_budget=BUDGET)
+  _train(folder / "second", 2.0, ledger_file=ledger)
+  return folder, ledger
+
+
+def test_the_second_release_states_both(shared):
+  folder, ledger = shared
+  record = json.loads((folder / "second" / "release" / "privacy.json").read_text())
+  assert record["epsilon"] <= 2.0
+  assert record["ledger"]["releases"] == 2
+  assert record["ledger"]["epsilon"] == Ledger(ledger).epsilon(1e-3)
+  assert 3.0 < record["ledger"]["epsilon"] < 5.0
+  assert "With all 2 releases" in record["statement"]
+  assert not verify_release(folder / "second" / "release").problems
+
+
+def test_a_run_that_would_overdraw_is_refused_before_it_trains(shared, tmp_path):
+  _, ledger = shared
+  before = ledger.read_text()
+  with pytest.raises(ValueError, match="over the ledger's budget of 6"):
+    _train(tmp_path / "third", 6.0, ledger_file=ledger)
+  assert ledger.read_text() == before
+  assert not list((tmp_path / "third" / "checkpoints").iterdir())
+
+
+def test_going_on_pays_once_and_needs_the_same_ledger(shared, tmp_path, monkeypatch):
+  from dp_jax.training import loop
+
+  ledger = tmp_path / "ledger.jsonl"
+
+  def crash(*_):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(loop.Loop, "step", crash)
+    with pytest.raises(KeyboardInterrupt):
+      _train(tmp_path / "run", 3.0, ledger_file=ledger)
+  with pytest.raises(ValueError, match="give the same --ledger"):
+    _train(tmp_path / "run", 3.0)
+  _train(tmp_path / "run", 3.0, ledger_file=ledger)
+  assert Ledger(ledger).count == 1
+
+
+def test_a_budget_needs_a_ledger(tmp_path):
+  with pytest.raises(ValueError, match="--ledger=FILE"):
+    _train(tmp_path / "run", 3.0, ledger_budget=BUDGET)
