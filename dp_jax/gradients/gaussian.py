@@ -5,10 +5,10 @@ magnitude, and takes few distinct values. As privacy noise the first makes the t
 single full-batch step at epsilon 10 more than a hundred times the promised 1e-6, and the second
 lets "the sum was exactly zero" show through. This sampler is Box-Muller with
 
-* a radius from a 64-bit uniform, fine near both ends, so that |z| reaches 9.4;
+* a radius from a 76-bit uniform, fine near both ends, so that |z| reaches 10.26;
 * an angle from 40 bits, reduced to an eighth of the circle, so that sines near zero keep their
   relative precision;
-* 12 bits of dither below the last place of the float32, returned as a second float.
+* 6 bits of dither below the last place of the float32, returned as a second float.
 
 Box and Muller 1958; the attack on float lattices is Mironov 2012, "On significance of the least
 significant bits for differential privacy".
@@ -47,23 +47,28 @@ def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, 
 
 
 def from_bits(
-  radius_high: jax.Array, radius_low: jax.Array, angle_high: jax.Array, angle_low: jax.Array
+  radius_high: jax.Array, radius_low: jax.Array, angle: jax.Array, rest: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Two independent normals from four uint32 words each: float32[2, ...] high and low."""
-  radius = _radius(radius_high, radius_low)
-  cosine, sine = _circle(angle_high, angle_low >> 24)
+  """Two independent normals from four uint32 words: float32[2, ...] high and low.
+
+  The words are 64 bits of the radius, 32 of the angle, and, from the top, 8 more of the angle, 12
+  more of the radius and twice 6 of dither.
+  """
+  radius = _radius(radius_high, radius_low, (rest >> 12) & 0xFFF)
+  cosine, sine = _circle(angle, rest >> 24)
   high = jnp.stack([radius * cosine, radius * sine])
-  dither = jnp.stack([(angle_low >> 12) & 0xFFF, angle_low & 0xFFF]).astype(jnp.float32)
-  return high, ((dither + 0.5) / 4096 - 0.5) * _ulp(high)
+  dither = jnp.stack([(rest >> 6) & 0x3F, rest & 0x3F]).astype(jnp.float32)
+  return high, ((dither + 0.5) / 64 - 0.5) * _ulp(high)
 
 
-def _radius(high: jax.Array, low: jax.Array) -> jax.Array:
-  """sqrt(-2 ln U) for U = (2^32 high + low + 1/2) / 2^64."""
+def _radius(high: jax.Array, low: jax.Array, lowest: jax.Array) -> jax.Array:
+  """sqrt(-2 ln U) for U = (2^44 high + 2^12 low + lowest + 1/2) / 2^76; lowest has 12 bits."""
   below_half = high < jnp.uint32(2**31)
   # V = min(U, 1 - U), with full relative precision in float32 however small it is.
   v_high = jnp.where(below_half, high, ~high).astype(jnp.float32)
   v_low = jnp.where(below_half, low, ~low).astype(jnp.float32)
-  v = v_high * 2.0**-32 + (v_low + 0.5) * 2.0**-64
+  v_lowest = jnp.where(below_half, lowest, 0xFFF - lowest).astype(jnp.float32)
+  v = v_high * 2.0**-32 + (v_low * 2.0**-64 + (v_lowest + 0.5) * 2.0**-76)
   return jnp.sqrt(-2 * jnp.where(below_half, jnp.log(v), jnp.log1p(-v)))
 
 

@@ -12,8 +12,8 @@ from scipy import special
 from dp_jax.privacy import validation
 
 # The largest |z| that the noise sampler returns: a Box-Muller radius whose uniform
-# comes from 64 random bits reaches sqrt(2 * 64 * ln 2) = 9.4193, rounded down.
-GAUSSIAN_Z_MAX = 9.41
+# comes from 76 random bits reaches sqrt(2 * 76 * ln 2) = 10.2645, rounded down.
+GAUSSIAN_Z_MAX = 10.26
 
 # How much of delta the sampler may use up before the mechanism is refused.
 MAX_SHARE_OF_DELTA = 0.01
@@ -35,6 +35,10 @@ def tail_delta(
   standard deviations, and only in the steps that use it. So one step contributes
   at most `sampling_rate * Q(z_max - sensitivity_factor / noise_multiplier)`, and
   the steps add up (a union bound).
+
+  A unit that is spread evenly over d coordinates adds at most sampling_rate * s *
+  sqrt(d) * phi(z_max) a step to that, where s is its shift in standard deviations:
+  below 2e-19 at s = 1 for a billion parameters, and left out.
 
   Args:
     noise_multiplier: stddev / clip_norm, at least 0.

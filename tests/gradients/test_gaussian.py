@@ -20,16 +20,17 @@ def _draw(words):
 
 def test_extreme_bits_reach_the_tails_that_calibration_assumes():
   largest = _draw((0, 0, 0, 0))[0]
-  assert largest >= GAUSSIAN_Z_MAX > 9.4
-  np.testing.assert_allclose(largest, np.sqrt(2 * 65 * np.log(2)), rtol=1e-6)
-  smallest = np.abs(_draw((ONES, ONES, 0, 0))).max()
-  assert 0 < smallest < 1e-9
+  assert largest >= GAUSSIAN_Z_MAX > 10.2
+  np.testing.assert_allclose(largest, np.sqrt(2 * 77 * np.log(2)), rtol=1e-6)
+  smallest = np.abs(_draw((ONES, ONES, 0, ONES))).max()
+  assert 0 < smallest < 1e-10
 
 
 @pytest.mark.parametrize("radius", [0, 1, 2**31 - 1, 2**31, ONES - 1, ONES])
 def test_radius_is_accurate_on_both_sides(radius):
-  got = np.asarray(gaussian._radius(jnp.uint32(radius), jnp.uint32(12345)), np.float64)
-  u = (np.longdouble(radius) * 2**32 + 12345 + np.longdouble(0.5)) / np.longdouble(2) ** 64
+  words = jnp.uint32(radius), jnp.uint32(12345), jnp.uint32(77)
+  got = np.asarray(gaussian._radius(*words), np.float64)
+  u = (np.longdouble(radius) * 2**44 + 12345 * 2**12 + np.longdouble(77.5)) / 2.0**76
   np.testing.assert_allclose(got, float(np.sqrt(-2 * np.log(u))), rtol=1e-6)
 
 
