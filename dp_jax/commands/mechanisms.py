@@ -1,12 +1,15 @@
 """Commands on mechanisms: calibrate, epsilon, plan."""
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from dp_jax.commands.base import Command
+
+_log = logging.getLogger(__name__)
 
 
 def _define_mechanism(values: flags.FlagValues) -> None:
@@ -102,7 +105,7 @@ def _sampling(values: flags.FlagValues) -> Any:
 
 
 def _print_mechanism(values: flags.FlagValues, mechanism: Any, delta: float) -> int:
-  accounted = mechanism.account(delta)
+  accounted = _account(mechanism, delta)
   result = {
     "noise_multiplier": mechanism.noise_multiplier,
     "epsilon": accounted.epsilon,
@@ -120,6 +123,19 @@ def _print_mechanism(values: flags.FlagValues, mechanism: Any, delta: float) -> 
     print("\n".join(f"{name:<{width}}  {value}" for name, value in result.items()))
     print(f"{'reason':<{width}}  {accounted.reason}")
   return 0
+
+
+def _account(mechanism: Any, delta: float) -> Any:
+  """Epsilon at delta; of exact Gaussian noise, with a warning, where the sampler's range shows."""
+  from dp_jax.privacy.tails import SamplerTailError
+
+  try:
+    return mechanism.account(delta)
+  except SamplerTailError as error:
+    _log.warning(
+      "warning: this figure is for exact Gaussian noise and no run can state it: %s", error
+    )
+    return mechanism.account(delta, sampler_tails=False)
 
 
 def _define_plan(values: flags.FlagValues) -> None:
