@@ -2,14 +2,24 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 from flax import nnx
 
+from dp_jax.models import vit
 from dp_jax.models.convnet import ConvNet
+from dp_jax.models.resnet import ResNet
+from dp_jax.models.wide_resnet import WideResNet
 
-MODELS = {"convnet": ConvNet}
+# Models of images. Each takes image_shape, num_classes and rngs, and sizes that JSON can hold.
+MODELS: dict[str, Callable[..., nnx.Module]] = {
+  "convnet": ConvNet,
+  "resnet": ResNet,
+  "vit": vit.build,
+  "wide_resnet": WideResNet,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +54,8 @@ class ModelSpec:
       return MODELS[self.name](
         image_shape=self.image_shape,
         num_classes=self.num_classes,
-        rngs=nnx.Rngs(seed),
+        # The generator is named, so that a process with another default draws the same values.
+        rngs=nnx.Rngs(jax.random.key(seed, impl="threefry2x32")),
         **self.sizes,
       )
     except TypeError as error:
