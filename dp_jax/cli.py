@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     return 2
   try:
     return _run(name, rest)
-  except ValueError as error:
+  except (ValueError, ArithmeticError, OSError) as error:
     if os.environ.get(_TRACEBACK):
       traceback.print_exc()
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

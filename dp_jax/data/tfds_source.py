@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -62,7 +63,10 @@ class TfdsSource:
     self._keys = (image_key, label_key)
     self._info = _source_info(f"tfds:{name}/{split}", len(self._records), features, self._keys)
     sizes = {key: [info.num_examples, info.num_bytes] for key, info in builder.info.splits.items()}
-    description = [builder.info.full_name, split, len(self._records), sorted(sizes.items())]
+    # The shards are too large to read for a hash; a rewritten one has another time.
+    shards = sorted(pathlib.Path(builder.data_dir).glob("*array_record*"))
+    stats = [(shard.name, shard.stat().st_size, shard.stat().st_mtime_ns) for shard in shards]
+    description = [builder.info.full_name, split, len(self._records), sorted(sizes.items()), stats]
     self._fingerprint = hashlib.sha256(repr(description).encode()).hexdigest()
 
   @property

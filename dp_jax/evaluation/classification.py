@@ -47,7 +47,11 @@ class ClassificationSums:
     labels = np.asarray(labels)[mask]
     if not labels.size:
       return
+    # A record with a prediction that is not a number counts as wrong, with no confidence.
+    failed = ~np.isfinite(probabilities).all(axis=1)
+    probabilities[failed] = 0.0
     predicted = probabilities.argmax(axis=1)
+    predicted[failed] = (labels[failed] + 1) % len(self.confusion)
     np.add.at(self.confusion, (labels, predicted), 1)
     chosen = probabilities[np.arange(labels.size), labels]
     self.loss_sum -= float(np.log(np.maximum(chosen, np.finfo(np.float32).tiny)).sum())
@@ -57,15 +61,14 @@ class ClassificationSums:
     np.add.at(self.bin_confidences, bins, confidence)
     np.add.at(self.bin_correct, bins, predicted == labels)
 
-  def scalars(self) -> dict[str, float]:
+  def scalars(self) -> dict[str, float | None]:
     """`accuracy` (a fraction), `loss` (mean cross-entropy, nats), `calibration_error` (ECE).
 
-    Raises:
-      ValueError: if no record was added.
+    They are None where no record was added: an error would tell something of private records.
     """
     count = int(self.confusion.sum())
     if count == 0:
-      raise ValueError("there is no valid record to evaluate on.")
+      return {"accuracy": None, "loss": None, "calibration_error": None}
     gaps = np.abs(self.bin_correct - self.bin_confidences)
     return {
       "accuracy": float(np.trace(self.confusion) / count),

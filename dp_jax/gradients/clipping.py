@@ -10,20 +10,13 @@ import jax.numpy as jnp
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.norms import clip_scales, per_unit_norms, scaled
 
 PyTree = Any
 LossFn = Callable[[PyTree, PyTree, Any], jax.Array]
 Engine = Literal["auto", "vmap"]
 
 ENGINES = ("auto", "vmap")
-
-# Gradients are clipped to C (1 - 2^-10). Norm and scaling are computed in float32 with a relative
-# error below 2^-12 (see _SQUARES_PLAIN), so that what is summed stays within C itself.
-CLIP_MARGIN = 2.0**-10
-
-# Terms of a norm that are added in plain float32 (relative error at most n 2^-24 in the square,
-# half of that in the norm); longer vectors are first folded in halves.
-_SQUARES_PLAIN = 4096
 
 
 class ClipAux(NamedTuple):
@@ -135,8 +128,9 @@ def clipped_grad(
 ) -> ClippedGrad:
   """Replaces `jax.grad`: the sum over units of their gradients, each clipped to `clip_norm`.
 
-  A unit whose gradient norm is not finite counts as zero. Norms and sums are float32 whatever the
-  compute dtype, and units are clipped to clip_norm (1 - 2^-10), so that rounding stays inside.
+  A unit whose gradient norm is not finite, or beyond 2^100 clip_norm, counts as zero. Norms and
+  sums are float32 whatever the compute dtype, and units are clipped to clip_norm (1 - 2^-10), so
+  that rounding stays inside.
 
   Args:
     loss_fn: `(params, unit, key) -> scalar`, the loss of *one* unit. It never sees two units, so
@@ -182,37 +176,8 @@ def clip_and_sum(grads: PyTree, mask: jax.Array, clip_norm: float) -> tuple[Comp
   """
   grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
   norms = per_unit_norms(grads)
-  keep = mask & jnp.isfinite(norms)
-  bound = clip_norm * (1 - CLIP_MARGIN)
-  scales = jnp.where(keep, jnp.minimum(1.0, bound / jnp.where(keep, norms, 1.0)), 0.0)
-
-  def clip(g: jax.Array) -> jax.Array:
-    # Select before multiplying: 0 * NaN is NaN, and padding may hold anything.
-    return jnp.where(_like(keep, g), g, 0.0) * _like(scales, g)
-
-  return pairs.sum_units(jax.tree.map(clip, grads)), norms
-
-
-def per_unit_norms(grads: PyTree) -> jax.Array:
-  """L2 norms over all leaves, float32[B]; not finite where a unit holds NaN, inf or overflows.
-
-  Each unit is scaled by its largest entry first, so that squares neither overflow nor vanish.
-  """
-  leaves = [g.reshape(g.shape[0], -1) for g in jax.tree.leaves(grads)]
-  largest = jnp.max(jnp.stack([jnp.max(jnp.abs(g), axis=1, initial=0.0) for g in leaves]), axis=0)
-  safe = jnp.where(largest > 0, largest, 1.0)
-  squares = [_sum_of_squares(g / safe[:, None]) for g in leaves]
-  return safe * jnp.sqrt(jnp.sum(jnp.stack(squares), axis=0))
-
-
-def _sum_of_squares(x: jax.Array) -> jax.Array:
-  """float32[B, n] -> float32[B]. Plain sums of many equal terms stagnate; halving does not."""
-  squares = jnp.square(x)
-  while squares.shape[1] > _SQUARES_PLAIN:
-    half = -(-squares.shape[1] // 2)
-    squares = jnp.pad(squares, ((0, 0), (0, 2 * half - squares.shape[1])))
-    squares = squares[:, :half] + squares[:, half:]
-  return jnp.sum(squares, axis=1)
+  scales = clip_scales(norms, mask, clip_norm)
+  return pairs.sum_units(jax.tree.map(lambda g: scaled(g, scales), grads)), norms
 
 
 def _vmap_engine(
@@ -262,7 +227,3 @@ def _keys_per_unit(key: Any, size: int) -> Any:
   if key.shape != (size,):
     raise ValueError(f"key must be one key or {size} keys, one a unit; got shape {key.shape}.")
   return key
-
-
-def _like(per_unit: jax.Array, g: jax.Array) -> jax.Array:
-  return per_unit.reshape(per_unit.shape + (1,) * (g.ndim - 1))

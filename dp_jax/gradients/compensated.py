@@ -15,11 +15,6 @@ import jax.numpy as jnp
 
 PyTree = Any
 
-# Units summed in plain float32 before the pairs take over. Removing one unit from a group of 16 of
-# norm C perturbs the group by at most 2 * 16 * 2^-24 * 16 C < 2^-14 C, well inside the margin of
-# 2^-10 C that clipping leaves; the other groups do not change at all.
-_PLAIN_GROUP = 16
-
 
 class Compensated(NamedTuple):
   """An unevaluated sum: the value is `sum + error`, leaf by leaf (float32 each)."""
@@ -66,11 +61,16 @@ def _add_leaves(a_sum, a_error, b_sum, b_error):  # type: ignore[no-untyped-def]
 
 
 def _sum_leaf(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """float32[B, ...] -> pair of float32[...]; a tree of two-sums over groups of units."""
-  num_groups = -(-x.shape[0] // _PLAIN_GROUP)
-  x = _pad_first_axis(x, num_groups * _PLAIN_GROUP)
-  total = x.reshape(num_groups, _PLAIN_GROUP, *x.shape[1:]).sum(axis=1)
-  error = jnp.zeros_like(total)
+  """float32[B, ...] -> pair of float32[...], by a tree of two-sums.
+
+  No addition is plain: removing a unit moves all later ones to other places in the tree, and each
+  place rounds differently.
+  """
+  if x.shape[0] == 1:
+    return x[0], jnp.zeros_like(x[0])
+  half = -(-x.shape[0] // 2)
+  x = _pad_first_axis(x, 2 * half)
+  total, error = two_sum(x[:half], x[half:])
   while total.shape[0] > 1:
     half = -(-total.shape[0] // 2)
     total, error = _pad_first_axis(total, 2 * half), _pad_first_axis(error, 2 * half)

@@ -38,8 +38,7 @@ def add_noise(total: PyTree | Compensated, stddev: float, key: jax.Array) -> PyT
 
   Dwork et al. 2006, "Our data, ourselves"; the grid answers Mironov 2012.
   """
-  if not isinstance(stddev, int | float) or not 1e-25 <= stddev <= 1e25:
-    raise ValueError(f"stddev must be a number between 1e-25 and 1e25, got {stddev!r}.")
+  check_stddev(stddev)
   _check_key(key)
   if not isinstance(total, Compensated):
     total = Compensated(total, jax.tree.map(jnp.zeros_like, total))
@@ -50,6 +49,19 @@ def add_noise(total: PyTree | Compensated, stddev: float, key: jax.Array) -> PyT
     _noised_leaf(s, e, float(stddev), k) for s, e, k in zip(sums, errors, keys, strict=True)
   ]
   return jax.tree.unflatten(structure, noised)
+
+
+def check_stddev(stddev: Any) -> None:
+  """Refuses a standard deviation whose grid float32 does not hold.
+
+  Raises:
+    ValueError: naming the value and the range.
+  """
+  if not isinstance(stddev, int | float) or not 1e-25 <= stddev <= 1e25:
+    raise ValueError(
+      "stddev (noise_multiplier x clip_norm) must be a number between 1e-25 and 1e25, got"
+      f" {stddev!r}."
+    )
 
 
 class NoiseState(NamedTuple):
@@ -124,10 +136,10 @@ def _noised_leaf(total: jax.Array, error: jax.Array, stddev: float, key: jax.Arr
   whole = [jnp.round(term) for term in terms]
   fraction = sum((term - part for term, part in zip(terms, whole, strict=True)), jnp.float32(0))
   # The small integers add up exactly (all below 2^24), so that the last sum is the exact total
-  # rounded once: it depends on the total alone, not on how the terms were split.
-  return (whole[0] + (whole[1] + whole[2] + whole[3] + jnp.round(fraction))) * np.float32(
-    2.0**exponent
-  )
+  # rounded once: it depends on the total alone, not on how the terms were split. Its zeros are
+  # made one zero: the sign of a zero would tell whether all terms were negative zeros.
+  total = whole[0] + (whole[1] + whole[2] + whole[3] + jnp.round(fraction))
+  return jnp.where(total == 0, jnp.float32(0), total) * np.float32(2.0**exponent)
 
 
 def _two_product(a: jax.Array, b: np.float32) -> tuple[jax.Array, jax.Array]:

@@ -1,7 +1,6 @@
 """The ledger of a run: its own, or one that several runs on the same data share."""
 
 import json
-import secrets
 from pathlib import Path
 
 from dp_jax.privacy.ledger import Ledger
@@ -11,7 +10,9 @@ from dp_jax.training.prepare import Run
 from dp_jax.training.workdir import WorkDir
 
 
-def reserve(run: Run, folder: WorkDir, shared: Path | None, budget: PrivacySpec | None) -> Ledger:
+def reserve(
+  run: Run, folder: WorkDir, key_digest: str, shared: Path | None, budget: PrivacySpec | None
+) -> Ledger:
   """Enters the whole planned budget of a run before its first step.
 
   A run that is killed, resumed or stopped early has spent it once, whole.
@@ -19,6 +20,7 @@ def reserve(run: Run, folder: WorkDir, shared: Path | None, budget: PrivacySpec 
   Args:
     run: what was prepared.
     folder: its work directory, held open.
+    key_digest: of the master key; it names the run.
     shared: the file of `--ledger`, or None for a ledger of this run alone.
     budget: what all runs of a new shared ledger may spend together.
 
@@ -32,14 +34,14 @@ def reserve(run: Run, folder: WorkDir, shared: Path | None, budget: PrivacySpec 
     return Ledger()
   if shared is None and budget is not None:
     raise ValueError("a budget needs a ledger that keeps it: give --ledger=FILE.")
-  identity = _identity(folder, shared)
+  identity = _identity(folder, key_digest, shared)
   ledger = Ledger(shared or folder.ledger, budget)
   ledger.reserve(run.mechanism, "training", run=identity)
   return ledger
 
 
-def _identity(folder: WorkDir, shared: Path | None) -> str:
-  """The name under which this run reserves; random, and the same when the run goes on."""
+def _identity(folder: WorkDir, key_digest: str, shared: Path | None) -> str:
+  """The name under which this run reserves: the same when it goes on, another with another key."""
   where = None if shared is None else str(shared.absolute())
   if folder.ledger_identity.exists():
     there = json.loads(folder.ledger_identity.read_text())
@@ -49,6 +51,5 @@ def _identity(folder: WorkDir, shared: Path | None) -> str:
         f" {where or 'its own'}: give the same --ledger to go on."
       )
     return there["run"]
-  identity = secrets.token_hex(8)
-  write_text(folder.ledger_identity, json.dumps({"ledger": where, "run": identity}) + "\n")
-  return identity
+  write_text(folder.ledger_identity, json.dumps({"ledger": where, "run": key_digest}) + "\n")
+  return key_digest

@@ -1,9 +1,9 @@
 """Checkpoints by orbax, from which the same command goes on, bit for bit.
 
-Each holds three items: the state, the secret key, and a fingerprint of what must not change. A
-resumed run draws the same batches and the same noise. Under a changed mechanism, model or data
-that would add old noise to a new gradient, and the difference of the two would reveal it; so it
-is refused, with each difference named.
+Each holds the state, the secret key as an item of its own, whether that key is a test key, and a
+fingerprint of what must not change. A resumed run draws the same batches and the same noise. Under
+a changed mechanism, model or data that would add old noise to a new gradient, and the difference
+of the two would reveal it; so it is refused, with each difference named.
 """
 
 import contextlib
@@ -45,10 +45,10 @@ class Checkpoints:
 
   def save(self, step: int, state: TrainState, key: MasterKey) -> None:
     """Saves in the background; a checkpoint counts only once it is complete."""
-    secret = {"secret": key.secret.hex(), "is_test": key.is_test}
     items = {
       "state": ocp.args.StandardSave(state._asdict()),
-      "keys": ocp.args.JsonSave(secret),
+      "keys": ocp.args.JsonSave({"secret": key.secret.hex()}),
+      "about": ocp.args.JsonSave({"test_key": key.is_test, "key_digest": key.digest()}),
       "fingerprint": ocp.args.JsonSave(self._fingerprint),
     }
     self._manager.save(step, args=ocp.args.Composite(**items))
@@ -57,8 +57,10 @@ class Checkpoints:
     """Returns when what was saved is on disk."""
     self._manager.wait_until_finished()
 
-  def restore(self, like: TrainState) -> tuple[TrainState, MasterKey | None]:
-    """The latest checkpoint's state and key; the key is None after the run was completed.
+  def restore(self, like: TrainState) -> tuple[TrainState, MasterKey | None, str, bool]:
+    """The latest checkpoint's state and key, the key's digest, and whether it is a test key.
+
+    The key is None once the last step was saved and the keys were deleted.
 
     Args:
       like: a state of the same shapes.
@@ -79,14 +81,20 @@ class Checkpoints:
         " Going on would put old noise on new gradients. Use a new workdir."
       )
     shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like._asdict())
-    wanted = {"state": ocp.args.StandardRestore(shapes)}
+    wanted = {"state": ocp.args.StandardRestore(shapes), "about": ocp.args.JsonRestore()}
     if "keys" in names:
       wanted["keys"] = ocp.args.JsonRestore()
     items = self._manager.restore(step, args=ocp.args.Composite(**wanted))
+    is_test, digest = items["about"]["test_key"], items["about"]["key_digest"]
     key = None
     if "keys" in names:
-      key = MasterKey(bytes.fromhex(items["keys"]["secret"]), is_test=items["keys"]["is_test"])
-    return TrainState(**items["state"]), key
+      key = MasterKey(bytes.fromhex(items["keys"]["secret"]), is_test)
+    return TrainState(**items["state"]), key, digest, is_test
+
+  def discard(self) -> None:
+    """Deletes the checkpoints of a run that may not start."""
+    for step in self._manager.all_steps():
+      self._manager.delete(step)
 
   def close(self) -> None:
     """Waits and lets go of the folder."""
@@ -94,7 +102,7 @@ class Checkpoints:
 
 
 def delete_keys(path: Path) -> None:
-  """Removes the secret key from every checkpoint of a completed run.
+  """Removes the secret key from every checkpoint, once the last step is saved.
 
   Whoever holds it and the released parameters could take the noise away again. The file is
   removed, not overwritten: what the disk keeps of removed files is beyond this program.

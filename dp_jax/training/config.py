@@ -242,6 +242,10 @@ def _convert_scalar(hint: type, value: Any, where: str) -> Any:
   raise ValueError(f"{where} must be {hint.__name__}, got {value!r}.")
 
 
+def _within_float32(values: tuple[float, ...] | None) -> bool:
+  return all(abs(value) <= 1e30 for value in values or ())
+
+
 def _check(config: Config) -> None:
   """Ranges that the types do not say. What privacy must satisfy is checked by dp_jax.privacy."""
   train, positive = config.train, "must be at least 1"
@@ -268,6 +272,17 @@ def _check(config: Config) -> None:
      config.data.max_records_per_unit, "must be 1: the units of these sources are records"),
     (config.privacy.unit == "record", "privacy.unit", config.privacy.unit,
      "must be 'record': these sources have no column to group records by"),
+    (0 <= config.seed < 2**31, "seed", config.seed, "must be in [0, 2^31)"),
+    (0 <= config.data.seed < 2**31, "data.seed", config.data.seed, "must be in [0, 2^31)"),
+    (config.model.groups >= 1, "model.groups", config.model.groups, positive),
+    (min(config.model.widths, default=1) >= 1, "model.widths", config.model.widths, positive),
+    (min(config.model.strides, default=1) >= 1, "model.strides", config.model.strides, positive),
+    (_within_float32(config.data.value_range), "data.value_range", config.data.value_range,
+     "must lie between -1e30 and 1e30"),
+    (_within_float32((train.learning_rate, config.model.head_init_std or 0)), "train.learning_rate",
+     train.learning_rate, "and model.head_init_std must be below 1e30"),
+    ((config.privacy.expected_batch_size or 1) >= 1e-9, "privacy.expected_batch_size",
+     config.privacy.expected_batch_size, "must be at least 1e-9"),
     ((config.model.head_init_std or 0) >= 0, "model.head_init_std", config.model.head_init_std,
      "must not be negative"),
   ]  # fmt: skip

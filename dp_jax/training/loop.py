@@ -1,9 +1,7 @@
 """The training loop."""
 
 import dataclasses
-import json
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -15,15 +13,12 @@ from dp_jax.gradients.clipping import ClipAux
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.samplers import Sampler
-from dp_jax.report.atomic import write_text
 from dp_jax.training.checkpoint import Checkpoints
 from dp_jax.training.keys import for_environment, step_key
 from dp_jax.training.prepare import Run, environment
 from dp_jax.training.progress import Progress
-from dp_jax.training.step import StepFunctions, TrainState, build_step, init_state
-from dp_jax.training.workdir import WorkDir, append_line, cut_log
-
-_log = logging.getLogger(__name__)
+from dp_jax.training.step import StepFunctions, TrainState, build_step
+from dp_jax.training.workdir import WorkDir, append_line
 
 # How often the progress bar's epsilon is computed anew.
 _EPSILON_POINTS = 10
@@ -65,14 +60,6 @@ class Loop:
     self._log_private(step, len(indices), seen)
     return state
 
-  def evaluate(self, state: TrainState) -> ClassificationSums:
-    """Evaluates the moving average on the evaluation split."""
-    predict = _predictor(self.run, state.average)
-    return evaluate(
-      predict, self.run.eval_loader, self.run.task.spec.num_classes,
-      self.run.config.eval.microbatch_size,
-    )  # fmt: skip
-
   def _microbatches(self, indices: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
     """Cuts a batch into padded pieces of one shape: (units, mask, unit ids)."""
     size = self.run.config.train.microbatch_size
@@ -89,71 +76,71 @@ class Loop:
     losses = np.concatenate([np.asarray(aux.losses)[mask] for aux, mask in seen] or [np.zeros(0)])
     clip_norm = self.run.mechanism.clip_norm
     entry: dict[str, Any] = {"step": step + 1, "units": size}
-    if size and self.run.privacy is not None:
-      entry["clip_fraction"] = float(np.mean(~(norms <= clip_norm)))
-      entry["norm_median"] = float(np.median(norms))
-    if size:
-      entry["loss"] = float(np.mean(losses))
+    with np.errstate(all="ignore"):  # a warning would tell of a record that is not finite
+      if size and self.run.privacy is not None:
+        entry["clip_fraction"] = float(np.mean(~(norms <= clip_norm)))
+        entry["norm_median"] = float(np.median(norms))
+      if size:
+        entry["loss"] = float(np.mean(losses, dtype=np.float64))
     append_line(self.workdir.training_log, entry)
 
 
-def run_loop(
-  run: Run, workdir: WorkDir, new_key: Callable[[], MasterKey], *, progress: bool, label: str
-) -> tuple[TrainState, ClassificationSums, MasterKey]:
-  """Trains to the last step, from the latest checkpoint if there is one.
+def run_steps(
+  run: Run,
+  workdir: WorkDir,
+  checkpoints: Checkpoints,
+  state: TrainState,
+  key: MasterKey,
+  *,
+  progress: bool,
+  label: str,
+) -> TrainState:
+  """Trains from `state` to the last step; when it returns, that step's checkpoint is on disk.
 
   Args:
     run: what `prepare` returned.
     workdir: the run's folder, already opened.
-    new_key: draws the master key of a run that starts.
+    checkpoints: of this run.
+    state: where to go on.
+    key: the master key.
     progress: whether to show progress.
     label: what to call the run there.
-
-  Returns:
-    The final state, its evaluation, and the master key.
-
-  Raises:
-    ValueError: if the checkpoint there is of another run.
   """
-  steps = run.mechanism.steps
-  state = init_state(run.params, run.optimizer)
-  checkpoints = Checkpoints(workdir.checkpoints, run.config.checkpoint.keep, run.fingerprint())
-  try:
-    state, key = _start(state, checkpoints, new_key)
-    _cut_logs(run, workdir, int(state.step))
-    loop = _loop(run, workdir, key)
-    bar = Progress(steps, int(state.step), run.expected_batch_size, label, enabled=progress)
-    spent = _Spent(run)
-    for step in range(int(state.step), steps):
-      state = loop.step(state, step)
-      bar.update(spent.after(step + 1) if progress else None)
-      if (step + 1) % run.config.checkpoint.every == 0 or step + 1 == steps:
-        checkpoints.save(step + 1, state, key)
-      if run.config.eval.every and (step + 1) % run.config.eval.every == 0 and step + 1 < steps:
-        _log_metrics(run, workdir, step + 1, loop.evaluate(state).scalars())
-    bar.close()
-    _note_bad_records(run, workdir)
-    checkpoints.wait()
-    return state, loop.evaluate(state), key
-  finally:
-    checkpoints.close()
-
-
-def _start(
-  state: TrainState, checkpoints: Checkpoints, new_key: Callable[[], MasterKey]
-) -> tuple[TrainState, MasterKey]:
-  if checkpoints.latest() is not None:
-    state, saved_key = checkpoints.restore(state)
-    if saved_key is None:
-      raise ValueError("the keys of this run were deleted when it completed; use a new workdir.")
-    _log.info("resuming after step %d", int(state.step))
-    return state, saved_key
-  key = new_key()
-  # Before step 0, and waited for: a restart must draw the same noise, or two different noisings
-  # of the same gradients would exist.
-  checkpoints.save(0, state, key)
+  steps, every = run.mechanism.steps, run.config.eval.every
+  loop = _loop(run, workdir, key)
+  bar = Progress(steps, int(state.step), run.expected_batch_size, label, enabled=progress)
+  spent = _Spent(run)
+  for step in range(int(state.step), steps):
+    state = loop.step(state, step)
+    bar.update(spent.after(step + 1) if progress else None)
+    if (step + 1) % run.config.checkpoint.every == 0 or step + 1 == steps:
+      checkpoints.save(step + 1, state, key)
+    if every and (step + 1) % every == 0 and step + 1 < steps:
+      log_metrics(run, workdir, step + 1, evaluate_state(run, state).scalars())
+  bar.close()
   checkpoints.wait()
-  return state, key
+  return state
+
+
+def evaluate_state(run: Run, state: TrainState) -> ClassificationSums:
+  """Evaluates the moving average on the evaluation split."""
+  predict = jax.jit(run.task.predict)
+  arrays = {**state.average, **run.frozen}
+  return evaluate(
+    lambda images: predict(arrays, images),
+    run.eval_loader,
+    run.task.spec.num_classes,
+    run.config.eval.microbatch_size,
+  )
+
+
+def log_metrics(
+  run: Run, workdir: WorkDir, step: int, metrics: dict[str, Any], *, final: bool = False
+) -> None:
+  """Appends an evaluation to the log that the declared data allows."""
+  data = run.config.data
+  entry = {"step": step, "split": data.eval_split, "metrics": metrics}
+  append_line(workdir.metrics_log(data.declared), {**entry, **({"final": True} if final else {})})
 
 
 def _loop(run: Run, workdir: WorkDir, key: MasterKey) -> Loop:
@@ -170,12 +157,6 @@ def _loop(run: Run, workdir: WorkDir, key: MasterKey) -> Loop:
   here = for_environment(key, environment())
   sampler = run.mechanism.sampler(here, run.loader.num_units)
   return Loop(run, workdir, here, sampler, functions)
-
-
-def _predictor(run: Run, params: Any) -> Callable[[np.ndarray], Any]:
-  predict = jax.jit(run.task.predict)
-  arrays = {**params, **run.frozen}
-  return lambda images: predict(arrays, images)
 
 
 class _Spent:
@@ -195,24 +176,3 @@ class _Spent:
       upcoming = min(step + self._every - 1, self._mechanism.steps)
       self._epsilon = self._mechanism.epsilon(self._delta, upcoming)
     return self._epsilon
-
-
-def _log_metrics(run: Run, workdir: WorkDir, step: int, metrics: dict[str, Any]) -> None:
-  data = run.config.data
-  entry = {"step": step, "split": data.eval_split, "metrics": metrics}
-  append_line(workdir.metrics_log(data.declared), entry)
-
-
-def _cut_logs(run: Run, workdir: WorkDir, step: int) -> None:
-  cut_log(workdir.training_log, step)
-  cut_log(workdir.metrics_log(run.config.data.declared), step)
-
-
-def _note_bad_records(run: Run, workdir: WorkDir) -> None:
-  """Malformed records had zero weight; which they were is not public."""
-  notes = {
-    split: {str(index): problem for index, problem in loader.bad_records.items()}
-    for split, loader in (("train", run.loader), ("eval", run.eval_loader))
-  }
-  if any(notes.values()):
-    write_text(workdir.private / "bad_records.json", json.dumps(notes, indent=2) + "\n")

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import math
+import os
 import platform
 from importlib.metadata import version
 from pathlib import Path
@@ -14,10 +15,11 @@ import optax
 
 from dp_jax.data.source import Source, open_source
 from dp_jax.data.units import RecordSpec, UnitLoader, check_records
+from dp_jax.gradients.noise import check_stddev
 from dp_jax.gradients.optimizers import make_optimizer, make_schedule
+from dp_jax.models import weights
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, partition, split
-from dp_jax.models.weights import initialise_from
 from dp_jax.privacy.calibration import calibrate
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.sampling import (
@@ -32,6 +34,15 @@ from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report.privacy_json import delta_warnings
 from dp_jax.tasks.classification import Classification
 from dp_jax.training.config import Config, DataConfig, ModelConfig, TrainConfig
+
+_PACKAGES = ("dp_jax", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
+# Settings of jax that change random bits or rounding.
+_SETTINGS = (
+  "jax_default_prng_impl",
+  "jax_threefry_partitionable",
+  "jax_enable_x64",
+  "jax_default_matmul_precision",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +59,7 @@ class Run:
     optimizer: of the noised mean gradient.
     expected_batch_size: the public divisor.
     weights_digest: sha256 of the weights that the run starts from, or None.
+    weights_warnings: what the statement must say of them.
     data_digest: of the records; not public.
     public_facts: what is treated as public, for the statement.
     warnings: for statement and report.
@@ -64,31 +76,38 @@ class Run:
   optimizer: optax.GradientTransformation
   expected_batch_size: float
   weights_digest: str | None
+  weights_warnings: tuple[str, ...]
   data_digest: str
   public_facts: dict[str, Any]
   warnings: tuple[str, ...]
 
   def fingerprint(self) -> dict[str, Any]:
     """What must be the same when the run goes on after a crash."""
-    shapes = {name: [str(x.dtype), *x.shape] for name, x in {**self.params, **self.frozen}.items()}
-    return {
+    arrays = {**self.params, **self.frozen}
+    content = {
       **self.config.to_dict(),
       "mechanism": self.mechanism.to_dict(),
       "expected_batch_size": self.expected_batch_size,
-      "num_units": self.loader.num_units,
       "data_digest": self.data_digest,
       "weights_digest": self.weights_digest,
-      "model_arrays": shapes,
+      # Values too: frozen arrays are made anew by each process, and are not in the checkpoint.
+      "model_digest": hashlib.sha256(weights.to_bytes(arrays, self.task.spec)).hexdigest(),
+      "model_arrays": {name: [str(x.dtype), *x.shape] for name, x in arrays.items()},
       "trained": sorted(self.params),
     }
+    if self.mechanism.adjacency != "add_or_remove_one":  # else the number is secret
+      content["num_units"] = self.loader.num_units
+    return content
 
 
 def environment() -> str:
   """The software and hardware that rounding depends on."""
   devices = jax.devices()
-  packages = ", ".join(f"{name} {version(name)}" for name in ("dp_jax", "jax", "jaxlib", "flax"))
+  packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
   kind = f"{len(devices)} x {devices[0].platform} {devices[0].device_kind}"
-  return f"{packages}, {kind}, {platform.machine()} {_cpu_model()}"
+  settings = ", ".join(f"{name}={getattr(jax.config, name)}" for name in _SETTINGS)
+  flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "NPY_DISABLE_CPU_FEATURES"))
+  return f"{packages}, {kind}, {platform.machine()} {_cpu_model()}, {settings}, {flags}"
 
 
 def prepare(config: Config) -> Run:
@@ -100,6 +119,11 @@ def prepare(config: Config) -> Run:
   data = config.data
   source, eval_source = (_open(data, name) for name in (data.train_split, data.eval_split))
   record, assumed = _record_spec(data, source)
+  if data.value_range is None and eval_source.info.value_range != record.value_range:
+    raise ValueError(
+      f"the splits have different value ranges, {record.value_range} and"
+      f" {eval_source.info.value_range}: declare data.value_range."
+    )
   loader, eval_loader = (
     UnitLoader(s, record, max_records_per_unit=data.max_records_per_unit, strict=data.strict)
     for s in (source, eval_source)
@@ -114,7 +138,8 @@ def prepare(config: Config) -> Run:
   warnings = _warnings(privacy, mechanism, divisor)
   return Run(
     config, task, params, frozen, loader, eval_loader, privacy, mechanism,
-    _optimizer(config.train, mechanism.steps), divisor, weights_digest, source.fingerprint(),
+    _optimizer(config.train, mechanism.steps), divisor, weights_digest,
+    _weights_warnings(config), source.fingerprint(),
     _public_facts(spec, assumed), warnings,
   )  # fmt: skip
 
@@ -157,7 +182,7 @@ def _model(config: Config, spec: ModelSpec) -> tuple[Classification, Arrays, Arr
   functional, arrays = split(spec.build(config.seed))
   digest = None
   if model.weights is not None:
-    arrays, digest = initialise_from(arrays, Path(model.weights))
+    arrays, digest = weights.initialise_from(arrays, Path(model.weights))
   if model.head_init_std is not None:
     arrays = _initialise_head(arrays, model.head_init_std, config.seed)
   task = Classification(functional, spec, config.train.label_smoothing)
@@ -169,14 +194,18 @@ def _model(config: Config, spec: ModelSpec) -> tuple[Classification, Arrays, Arr
 def _initialise_head(arrays: Arrays, std: float, seed: int) -> Arrays:
   """A new head: kernel of standard deviation `std`, bias zero. Initial values are not secret."""
   kernel = arrays["head.kernel"]
-  values = std * jax.random.normal(jax.random.key(seed), kernel.shape, kernel.dtype)
+  key = jax.random.key(seed, impl="threefry2x32")
+  values = std * jax.random.normal(key, kernel.shape, kernel.dtype)
   return {**arrays, "head.kernel": values, "head.bias": jnp.zeros_like(arrays["head.bias"])}
 
 
 def _mechanism(config: Config, num_units: int) -> tuple[PrivacySpec | None, Mechanism]:
   """The target, and the mechanism that meets it."""
   privacy = config.privacy
-  declared = privacy.sampling_rate is not None and privacy.expected_batch_size is not None
+  whole = privacy.sampling == "full_batch"  # its rate is 1 under every adjacency
+  declared = privacy.expected_batch_size is not None and (
+    whole or privacy.sampling_rate is not None
+  )
   if privacy.adjacency == "add_or_remove_one" and not declared:
     raise ValueError(
       "adjacency add_or_remove_one keeps the number of units secret, so rate and divisor may not"
@@ -198,7 +227,16 @@ def _mechanism(config: Config, num_units: int) -> tuple[PrivacySpec | None, Mech
   spec = PrivacySpec(
     privacy.epsilon, privacy.delta, privacy.unit, privacy.adjacency, privacy.accountant
   )
-  return spec, calibrate(spec, sampling, steps, privacy.clip_norm, divisor)
+  mechanism = calibrate(spec, sampling, steps, privacy.clip_norm, divisor)
+  check_stddev(mechanism.stddev)
+  return spec, mechanism
+
+
+def _weights_warnings(config: Config) -> tuple[str, ...]:
+  """Refuses weights that would carry private records into a private release."""
+  if config.model.weights is None or not config.privacy.enabled:
+    return ()
+  return weights.starting_warnings(Path(config.model.weights))
 
 
 def _optimizer(train: TrainConfig, steps: int) -> optax.GradientTransformation:

@@ -20,7 +20,6 @@ from dp_jax.evaluation.classification import evaluate, predictions
 from dp_jax.models import weights
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, FunctionalModel, split
-from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report.atomic import write_text
@@ -38,6 +37,7 @@ from dp_jax.training.step import TrainState
 from dp_jax.training.workdir import WorkDir
 
 PARAMS = "params.safetensors"
+RECORD = "privacy.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,57 +87,69 @@ def load_release(path: str | os.PathLike[str]) -> Release:
   Raises:
     ValueError: if there is no such folder or its files do not fit together.
   """
-  folder = Path(path)
-  for inner in ("release", "unprotected"):
-    if (folder / inner / PARAMS).is_file():
-      folder = folder / inner
-      break
+  folder = _release_folder(Path(path))
   spec, _ = weights.load(folder / PARAMS)
   _, fresh = split(spec.build(seed=0))
   arrays, _ = weights.initialise_from(fresh, folder / PARAMS)
-  privacy = folder / "privacy.json"
+  privacy = folder / RECORD
   return Release(spec, arrays, json.loads(privacy.read_text()) if privacy.is_file() else None)
 
 
-def write_outputs(
-  run: Run,
-  folder: WorkDir,
-  state: TrainState,
-  key: MasterKey,
-  ledger: Ledger,
-  metrics: dict[str, float],
+def _release_folder(path: Path) -> Path:
+  """The folder with the parameters: the path itself, or that inside a work directory."""
+  inside = [path / name for name in ("release", "unprotected")]
+  return next((folder for folder in inside if (folder / PARAMS).is_file()), path)
+
+
+def write_parameters(
+  run: Run, folder: WorkDir, state: TrainState, test_key: bool, ledger: Ledger
+) -> None:
+  """Writes parameters and privacy record to `.release.tmp`, or parameters to `unprotected/`."""
+  content = weights.to_bytes(
+    {**state.average, **run.frozen},
+    run.task.spec,
+    protected=run.privacy is not None,
+    declared=run.config.data.declared,
+  )
+  if run.privacy is None:
+    folder.unprotected.mkdir(mode=0o700, exist_ok=True)
+    _replace_bytes(folder.unprotected / PARAMS, content)
+    return
+  record = privacy_record(_facts(run, run.privacy, test_key, ledger))
+  shutil.rmtree(folder.release_begun, ignore_errors=True)
+  folder.release_begun.mkdir()
+  _replace_bytes(folder.release_begun / PARAMS, content)
+  write_text(folder.release_begun / RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
+
+
+def complete_release(
+  run: Run, folder: WorkDir, metrics: dict[str, dict[str, float | None]]
 ) -> dict[str, Any] | None:
-  """Writes `release/`, or `unprotected/` without privacy, whole or not at all.
+  """Adds model card and manifest, and moves `release/` into place, whole or not at all.
+
+  Args:
+    run: what was prepared.
+    folder: its work directory.
+    metrics: metrics[split][name], empty on private data: the accuracy was not paid for.
 
   Returns:
     The content of privacy.json, or None without privacy.
   """
-  content = weights.to_bytes({**state.average, **run.frozen}, run.task.spec)
   if run.privacy is None:
-    folder.unprotected.mkdir(mode=0o700, exist_ok=True)
-    _replace_bytes(folder.unprotected / PARAMS, content)
     return None
-  record = privacy_record(_facts(run, run.privacy, key, ledger))
-  temporary = folder.path / ".release.tmp"
-  shutil.rmtree(temporary, ignore_errors=True)
-  temporary.mkdir()
-  (temporary / PARAMS).write_bytes(content)
-  write_text(temporary / "privacy.json", json.dumps(record, indent=2, sort_keys=True) + "\n")
-  # On private data the accuracy was not paid for, so the card does not have it.
-  shown = metrics if run.config.data.declared == "public" else {}
-  write_text(
-    temporary / "model_card.md", model_card(record, shown, split=run.config.data.eval_split)
-  )
-  write_manifest(temporary)
-  for file in temporary.iterdir():
+  begun, split = folder.release_begun, run.config.data.eval_split
+  record = json.loads((begun / RECORD).read_text())
+  write_text(begun / "model_card.md", model_card(record, metrics.get(split, {}), split=split))
+  write_manifest(begun)
+  for file in begun.iterdir():
     file.chmod(0o644)
-  temporary.chmod(0o755)
+  begun.chmod(0o755)
   shutil.rmtree(folder.release, ignore_errors=True)
-  temporary.rename(folder.release)
+  begun.rename(folder.release)
   return record
 
 
-def _facts(run: Run, privacy: PrivacySpec, key: MasterKey, ledger: Ledger) -> ReleaseFacts:
+def _facts(run: Run, privacy: PrivacySpec, test_key: bool, ledger: Ledger) -> ReleaseFacts:
   config = run.config
   public = run.mechanism.adjacency != "add_or_remove_one"
   trained = sum(x.size for x in run.params.values())
@@ -152,13 +164,13 @@ def _facts(run: Run, privacy: PrivacySpec, key: MasterKey, ledger: Ledger) -> Re
     trainable_parameters=trained,
     total_parameters=trained + sum(x.size for x in run.frozen.values()),
     declared=config.data.declared,
-    test_key=key.is_test,
+    test_key=test_key,
     public_facts={"data": config.data.source, **run.public_facts},
     pretrained_weights=digest and f"{Path(config.model.weights or '').name} sha256 {digest}",
     hyperparameter_selection=(
       config.privacy.hyperparameter_selection or HYPERPARAMETERS_NOT_RECORDED
     ),
-    warnings=() if public else run.warnings,
+    warnings=run.weights_warnings if public else (*run.warnings, *run.weights_warnings),
   )
 
 
@@ -176,7 +188,7 @@ def evaluate_release(path: Path, config: Config) -> dict[str, Any]:
   )  # fmt: skip
   if config.data.declared == "public":
     return {"split": config.data.eval_split, **sums.scalars()}
-  private = path.absolute().parent / "private"
+  private = _release_folder(path).absolute().parent / "private"
   private.mkdir(mode=0o700, exist_ok=True)
   out = private / "evaluation.json"
   _replace_bytes(out, (json.dumps(sums.details(), indent=2) + "\n").encode())
@@ -197,11 +209,14 @@ def predict_release(path: Path, config: Config, out: Path) -> None:
   writer = csv.writer(text, lineterminator="\n")
   writer.writerow(["index", "prediction", *(f"probability_{name}" for name in names)])
   loader = _loader(release, config)
-  for indices, probabilities, _, _ in predictions(
+  for indices, probabilities, units, _ in predictions(
     release.predictor(), loader, config.eval.microbatch_size
   ):
-    for index, row in zip(indices, probabilities, strict=False):  # the rest is padding
-      writer.writerow([index, names[row.argmax()], *(f"{p:.6g}" for p in row)])
+    readable = units["record_mask"][:, 0]
+    for index, row, good in zip(indices, probabilities, readable, strict=False):  # then padding
+      # A malformed record has no prediction.
+      cells = [names[row.argmax()], *(f"{p:.6g}" for p in row)] if good else [""] * (1 + len(names))
+      writer.writerow([index, *cells])
   try:
     _replace_bytes(out, text.getvalue().encode())
   except OSError as error:

@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dp_jax.evaluation.classification import ClassificationSums
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.spec import PrivacySpec
@@ -15,13 +14,14 @@ from dp_jax.report.atomic import write_text
 from dp_jax.report.html import render_report
 from dp_jax.report.statement import PLAIN_STATEMENT, statement
 from dp_jax.training.budget import reserve
-from dp_jax.training.checkpoint import delete_keys
+from dp_jax.training.checkpoint import Checkpoints, delete_keys
 from dp_jax.training.config import Config
-from dp_jax.training.loop import run_loop
+from dp_jax.training.loop import evaluate_state, log_metrics, run_steps
 from dp_jax.training.prepare import Run, prepare
-from dp_jax.training.release import write_outputs
+from dp_jax.training.release import complete_release, write_parameters
+from dp_jax.training.start import begin
 from dp_jax.training.step import TrainState
-from dp_jax.training.workdir import WorkDir, append_line
+from dp_jax.training.workdir import WorkDir
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Result:
 
   epsilon: float | None
   delta: float | None
-  metrics: dict[str, dict[str, float]]
+  metrics: dict[str, dict[str, float | None]]
   steps: int
   wall_seconds: float
   workdir: str
@@ -57,7 +57,8 @@ class Result:
   def summary(self) -> str:
     """Some lines for people."""
     lines = [
-      f"{split}: " + ", ".join(f"{name} {value:.4f}" for name, value in values.items())
+      f"{split}: "
+      + ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value is not None)
       for split, values in self.metrics.items()
     ]
     return "\n".join([*lines, self.statement, f"report: {self.workdir}/report.html"])
@@ -95,42 +96,59 @@ def train(
   folder = WorkDir(workdir)
   with folder.open(config.to_dict()):
     if not folder.result.exists():
-      ledger = reserve(run, folder, ledger_file, ledger_budget)
-      state, evaluation, key = run_loop(
-        run, folder, lambda: fixed_key or MasterKey.from_os(), progress=progress, label=label
-      )
-      _complete(run, folder, state, evaluation, key, ledger, start)
-    # Also when an earlier process was killed between its result and this line.
-    delete_keys(folder.checkpoints)
+      checkpoints = Checkpoints(folder.checkpoints, config.checkpoint.keep, run.fingerprint())
+      try:
+        begun, ledger = begin(
+          run, folder, checkpoints,
+          new_key=lambda: fixed_key or MasterKey.from_os(),
+          reserve=lambda digest: reserve(run, folder, digest, ledger_file, ledger_budget),
+        )  # fmt: skip
+        state = begun.state
+        if begun.key is not None:
+          state = run_steps(
+            run, folder, checkpoints, state, begun.key, progress=progress, label=label
+          )
+      finally:
+        checkpoints.close()
+      # Before anything is released: with a key, the noise could be taken away.
+      delete_keys(folder.checkpoints)
+      _complete(run, folder, state, begun.test_key, ledger, start)
     return Result(**json.loads(folder.result.read_text()))
 
 
 def _complete(
-  run: Run,
-  folder: WorkDir,
-  state: TrainState,
-  evaluation: ClassificationSums,
-  key: MasterKey,
-  ledger: Ledger,
-  start: float,
+  run: Run, folder: WorkDir, state: TrainState, test_key: bool, ledger: Ledger, start: float
 ) -> None:
-  """Writes everything that a run leaves; the result last, since it marks completion."""
+  """Writes everything that a run leaves; the result last, since it marks completion.
+
+  What the guarantee covers comes first: nothing about the evaluation data can stop it.
+  """
+  write_parameters(run, folder, state, test_key, ledger)
+  evaluation = evaluate_state(run, state)
+  log_metrics(run, folder, run.mechanism.steps, evaluation.details(), final=True)
+  _note_bad_records(run, folder)
   data = run.config.data
-  final = {
-    "step": run.mechanism.steps, "split": data.eval_split, "final": True,
-    "metrics": evaluation.details(),
-  }  # fmt: skip
-  append_line(folder.metrics_log(data.declared), final)
-  record = write_outputs(run, folder, state, key, ledger, evaluation.scalars())
-  render_report(folder.path, {}).chmod(0o644)
   public = data.declared == "public"
+  metrics = {data.eval_split: evaluation.scalars()} if public else {}
+  record = complete_release(run, folder, metrics)
+  render_report(folder.path, {}).chmod(0o644)
   result = Result(
     epsilon=None if record is None else record["epsilon"],
     delta=None if record is None else record["delta"],
-    metrics={data.eval_split: evaluation.scalars()} if public else {},
+    metrics=metrics,
     steps=int(state.step),
     wall_seconds=round(time.monotonic() - start, 3),
     workdir=str(folder.path),
     statement=PLAIN_STATEMENT if record is None else statement(record),
   )
   write_text(folder.result, json.dumps(dataclasses.asdict(result)) + "\n")
+
+
+def _note_bad_records(run: Run, folder: WorkDir) -> None:
+  """Malformed records had zero weight; which they were is not public."""
+  notes = {
+    split: {str(index): problem for index, problem in loader.bad_records.items()}
+    for split, loader in (("train", run.loader), ("eval", run.eval_loader))
+  }
+  if any(notes.values()):
+    write_text(folder.private / "bad_records.json", json.dumps(notes, indent=2) + "\n")

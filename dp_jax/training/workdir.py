@@ -25,6 +25,7 @@ class WorkDir:
     self.private = path / "private"
     self.checkpoints = path / "checkpoints"
     self.release = path / "release"
+    self.release_begun = path / ".release.tmp"
     self.unprotected = path / "unprotected"
     self.result = self.private / "result.json"
     self.ledger_identity = self.private / "ledger_identity.json"
@@ -68,7 +69,8 @@ class WorkDir:
 
   def _claim(self, config: Mapping[str, Any]) -> None:
     if not self.config.exists():
-      others = sorted(p.name for p in self.path.iterdir() if p.name != ".lock")
+      # Hidden files: the lock, and what a process left that was killed while it wrote the config.
+      others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith("."))
       if others:
         raise ValueError(
           f"workdir {str(self.path)!r} is not empty ({', '.join(others[:3])}) and holds no run."
@@ -89,8 +91,12 @@ class WorkDir:
 
 
 # Changing these changes neither the mechanism nor the model that a run ends with.
-# (The records and the weights themselves are compared by their hashes.)
-FREE_KEYS = ("checkpoint", "eval", "data.path", "model.weights")
+# (Weights are compared by their hash.)
+FREE_KEYS = ("checkpoint", "eval", "model.weights")
+
+
+# Their values depend on private records.
+SECRET_KEYS = {"data_digest": "the records differ"}
 
 
 def compare(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -103,6 +109,8 @@ def compare(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "")
     old, new = there.get(key), here.get(key)
     if isinstance(old, Mapping) and isinstance(new, Mapping):
       differences += compare(old, new, f"{name}.")
+    elif old != new and name in SECRET_KEYS:
+      differences.append(SECRET_KEYS[name])
     elif old != new:
       differences.append(f"{name} was {old!r}, is {new!r}")
   return differences
@@ -115,7 +123,7 @@ def append_line(path: Path, entry: Mapping[str, Any]) -> None:
 
 
 def cut_log(path: Path, last_step: int) -> None:
-  """Drops lines of steps after `last_step`, and a half-written last line, before a resume."""
+  """Before a resume, drops lines of later steps, final ones, and a half-written last line."""
   if not path.exists():
     return
   kept = []
@@ -124,6 +132,6 @@ def cut_log(path: Path, last_step: int) -> None:
       entry = json.loads(line)
     except ValueError:
       continue
-    if entry["step"] <= last_step:
+    if entry["step"] <= last_step and not entry.get("final"):
       kept.append(line + "\n")
   write_text(path, "".join(kept))

@@ -63,9 +63,20 @@ def test_masked_records_count_for_nothing_whatever_they_hold(predictions):
   assert padded.details() == clean.details()
 
 
-def test_an_absent_class_has_no_accuracy_and_no_record_is_an_error():
+def test_an_absent_class_and_an_empty_split_have_no_accuracy():
   sums = ClassificationSums.zeros(3)
-  with pytest.raises(ValueError, match="no valid record"):
-    sums.scalars()
+  assert set(sums.scalars().values()) == {None}
+  assert sums.details()["num_records"] == 0
   sums.add(np.eye(3)[[0, 1]], np.array([0, 1]), np.ones(2, bool))
   assert sums.details()["per_class_accuracy"] == [1.0, 1.0, None]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_prediction_that_is_not_a_number_is_wrong(value):
+  sums = ClassificationSums.zeros(3)
+  probabilities = np.eye(3)[[0, 1]]
+  probabilities[1] = value
+  with np.errstate(all="raise"):
+    sums.add(probabilities, np.array([0, 1]), np.ones(2, bool))
+    found = sums.details()
+  assert found["accuracy"] == 0.5 and found["num_records"] == 2 and np.isfinite(found["loss"])

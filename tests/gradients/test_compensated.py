@@ -46,3 +46,23 @@ def test_a_small_unit_survives_among_large_ones():
 def test_collapse_rounds_once():
   pair = pairs.Compensated({"w": jnp.float32(1.0)}, {"w": jnp.float32(2.0**-25)})
   assert pairs.collapse(pair)["w"] == 1.0
+
+
+def test_removing_a_unit_moves_the_sum_by_that_unit_and_no_more():
+  """Removal moves every later unit to another place; sums of plain groups of 16 move by 1.01 C."""
+  x = np.random.default_rng(0).standard_normal((16, 8)).astype(np.float32)
+  x = np.tile(x / np.linalg.norm(x, axis=1, keepdims=True), (4096, 1))
+  total = jax.jit(pairs.sum_units)
+
+  def moved(sum_units):
+    return np.linalg.norm(sum_units(x) - sum_units(x[1:]))
+
+  def plain_groups(x):  # the broken variant
+    x = np.pad(x, ((0, -len(x) % 16), (0, 0))).reshape(-1, 16, x.shape[1])
+    groups = np.zeros((len(x), x.shape[2]), np.float32)
+    for i in range(16):
+      groups += x[:, i]
+    return groups.astype(np.float64).sum(0)
+
+  assert abs(moved(lambda x: _exact(total({"w": x}))) - 1) < 1e-6
+  assert abs(moved(plain_groups) - 1) > 1e-4

@@ -104,3 +104,14 @@ def test_refuses_bad_arguments():
     noise.add_noise({"w": jnp.zeros(2)}, 1.0, jnp.zeros(2, jnp.uint32))
   with pytest.raises(ValueError, match="single key"):
     noise.add_noise({"w": jnp.zeros(2)}, 1.0, jax.random.split(key, 2))
+
+
+def test_the_sign_of_a_zero_does_not_show():
+  """-0.0 would say that sum and noise were both tiny and negative; `==` cannot see it."""
+  shape = (2**20,)
+  total = Compensated(
+    {"w": jnp.full(shape, -1e-9, jnp.float32)}, {"w": jnp.full(shape, -1e-17, jnp.float32)}
+  )
+  noised = jax.jit(lambda t, k: noise.add_noise(t, 1.0, k))(total, jax.random.key(0))["w"]
+  zeros = np.asarray(noised)[np.asarray(noised) == 0]
+  assert len(zeros) > 5 and not np.signbit(zeros).any()

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 from support import finish, flags_of, key_file, small_config, start, write_npz
 
+import dp_jax
+from dp_jax.training.run import train
+
 COUNT = 120
 NOISED = ("release/params.safetensors", "release/manifest.json")
 
@@ -80,6 +83,30 @@ def test_what_training_saw_is_kept_to_the_owner(private_runs):
   for path in [*run.glob("private/*"), *run.glob("checkpoints/**/*")]:
     assert path.stat().st_mode & 0o077 == 0, path
   assert not (run / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("kind", ["nan", "infinite", "huge", "no valid label"])
+def test_no_record_stops_a_run_or_shows_in_what_it_prints(tmp_path, capfd, kind):
+  """A private run whose evaluation or training split holds such records completes in silence."""
+  rng = np.random.default_rng(0)
+  images = rng.random((40, 4, 4, 1), np.float32)
+  labels = rng.integers(0, 3, 40)
+  if kind == "no valid label":
+    labels[:] = 50
+  else:
+    images[3] = {"nan": np.nan, "infinite": np.inf, "huge": 3e38}[kind]
+  data = write_npz(tmp_path / "data", images, labels)
+  config = small_config(
+    data={
+      "source": "npz", "path": str(data), "declared": "private", "num_classes": 3,
+      "value_range": [0.0, 1.0],
+    },
+    train__steps=2, eval={"every": 1},
+  )  # fmt: skip
+  train(config, tmp_path / "run", progress=False)
+  assert capfd.readouterr() == ("", "")
+  arrays = dp_jax.load_release(tmp_path / "run" / "release").arrays
+  assert all(np.isfinite(x).all() for x in arrays.values())
 
 
 def test_accuracy_and_loss_in_the_report_are_caught(tmp_path):

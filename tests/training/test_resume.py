@@ -133,8 +133,9 @@ def test_changed_records_under_the_same_configuration_are_refused(copy, monkeypa
   from dp_jax.data.source import Head
 
   monkeypatch.setattr(Head, "fingerprint", lambda self: "other records")
-  with pytest.raises(ValueError, match=r"data_digest was .*other records"):
+  with pytest.raises(ValueError, match="the records differ") as error:
     train(small_config(), copy, progress=False)
+  assert "other records" not in str(error.value)  # a digest of private records is one of them
 
 
 def test_what_changes_no_result_may_change(copy, undisturbed, tmp_path):
@@ -168,6 +169,74 @@ def test_other_software_goes_on_with_fresh_keys(tmp_path, monkeypatch):
   assert not any(
     np.array_equal(a, b) for a, b in zip(repeated_here, repeated_elsewhere, strict=True)
   )
+
+
+def test_frozen_values_made_by_another_generator_are_refused(copy, monkeypatch):
+  """Frozen arrays are not in the checkpoint: each process makes them anew from the seed."""
+  from dp_jax.models.build import ModelSpec
+
+  build = ModelSpec.build
+  monkeypatch.setattr(ModelSpec, "build", lambda self, seed: build(self, seed + 1))
+  with pytest.raises(ValueError, match="model_digest"):
+    train(small_config(), copy, progress=False)
+
+
+def test_the_default_generator_of_a_process_changes_no_initial_value():
+  from dp_jax.models.functional import split
+  from dp_jax.training.prepare import prepare
+
+  here = prepare(small_config())
+  with jax.default_prng_impl("rbg"):
+    there = prepare(small_config())
+  assert here.fingerprint() == there.fingerprint()
+  assert split(here.task.spec.build(0))[1].keys() == here.params.keys()
+
+
+def test_keys_are_gone_before_anything_is_released(copy, tmp_path, monkeypatch):
+  from dp_jax.training import run
+
+  def killed(*_):
+    raise Crash
+
+  with monkeypatch.context() as patch:
+    patch.setattr(run, "write_parameters", killed)
+    with pytest.raises(Crash):
+      train(small_config(), copy, test_key_file=key_file(tmp_path), progress=False)
+  assert not list((copy / "checkpoints").glob("*/keys"))
+  assert train(small_config(), copy, progress=False).statement.startswith("Not private")
+
+
+def test_a_run_killed_while_it_completes_goes_on(undisturbed, copy, tmp_path, monkeypatch):
+  from dp_jax.training import run
+
+  for name in ("write_parameters", "evaluate_state", "complete_release", "render_report"):
+    original = getattr(run, name)
+
+    def killed_after(*args, original=original, **kwargs):
+      original(*args, **kwargs)
+      raise Crash
+
+    with monkeypatch.context() as patch:
+      patch.setattr(run, name, killed_after)
+      with pytest.raises(Crash):
+        train(small_config(), copy, test_key_file=key_file(tmp_path), progress=False)
+  train(small_config(), copy, progress=False)
+  for name in ("params.safetensors", "privacy.json", "manifest.json"):
+    assert (copy / "release" / name).read_bytes() == (undisturbed / "release" / name).read_bytes()
+  assert sum(bool(entry.get("final")) for entry in lines(copy / "metrics.jsonl")) == 1
+
+
+def test_a_second_pass_after_the_checkpoints_are_gone_is_refused(copy, tmp_path):
+  shutil.rmtree(copy / "checkpoints")
+  shutil.rmtree(copy / "private")
+  with pytest.raises(ValueError, match="are gone, but the run has begun"):
+    train(small_config(), copy, test_key_file=key_file(tmp_path), progress=False)
+
+
+def test_a_process_killed_while_it_wrote_the_configuration_leaves_the_folder_usable(tmp_path):
+  (tmp_path / "run").mkdir()
+  (tmp_path / "run" / ".config.json.1.tmp").write_text("{")
+  assert train(small_config(train__steps=1), tmp_path / "run", progress=False).steps == 1
 
 
 def test_two_processes_do_not_share_a_folder(copy):

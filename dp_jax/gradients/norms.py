@@ -1,0 +1,66 @@
+"""Norms and scales of per-unit gradients, shared by all engines."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+PyTree = Any
+
+# Gradients are clipped to C (1 - 2^-10). Norm and scaling are computed in float32 with a relative
+# error below 2^-12 (see _SQUARES_PLAIN), so that what is summed stays within C itself.
+CLIP_MARGIN = 2.0**-10
+
+# Terms of a norm that are added in plain float32 (relative error at most n 2^-24 in the square,
+# half of that in the norm); longer vectors are first folded in halves.
+_SQUARES_PLAIN = 4096
+
+# Beyond these, reciprocals and ratios leave the normal range of float32, which hardware may flush
+# to zero: a unit of 2^126 divided by its largest entry would then have norm zero.
+_LARGEST_ENTRY = 2.0**120
+_SMALLEST_ENTRY = 2.0**-120
+_LARGEST_RATIO = 2.0**100
+
+
+def per_unit_norms(grads: PyTree) -> jax.Array:
+  """L2 norms over all leaves, float32[B].
+
+  Each unit is scaled by its largest entry first, so that squares neither overflow nor vanish. The
+  norm is infinite or NaN where a unit holds an entry that is not finite or not below 2^120.
+  """
+  leaves = [g.reshape(g.shape[0], -1) for g in jax.tree.leaves(grads)]
+  largest = jnp.max(jnp.stack([jnp.max(jnp.abs(g), axis=1, initial=0.0) for g in leaves]), axis=0)
+  usable = (largest > _SMALLEST_ENTRY) & (largest < _LARGEST_ENTRY)
+  safe = jnp.where(usable, largest, 1.0)
+  squares = [sum_of_squares(g / safe[:, None]) for g in leaves]
+  norms = safe * jnp.sqrt(jnp.sum(jnp.stack(squares), axis=0))
+  return jnp.where(largest < _LARGEST_ENTRY, norms, jnp.where(jnp.isnan(largest), largest, jnp.inf))
+
+
+def clip_scales(norms: jax.Array, mask: jax.Array, clip_norm: float) -> jax.Array:
+  """What each unit's gradient is multiplied with: float32[B].
+
+  Zero for padding, and for a unit whose norm is not finite or above 2^100 clip_norm.
+  """
+  bound = clip_norm * (1 - CLIP_MARGIN)
+  keep = mask & (norms <= bound * _LARGEST_RATIO)  # false for NaN
+  return jnp.where(keep, jnp.minimum(1.0, bound / jnp.where(keep, norms, 1.0)), 0.0)
+
+
+def sum_of_squares(x: jax.Array) -> jax.Array:
+  """float32[B, n] -> float32[B]. Plain sums of many equal terms stagnate; halving does not."""
+  squares = jnp.square(x)
+  while squares.shape[1] > _SQUARES_PLAIN:
+    half = -(-squares.shape[1] // 2)
+    squares = jnp.pad(squares, ((0, 0), (0, 2 * half - squares.shape[1])))
+    squares = squares[:, :half] + squares[:, half:]
+  return jnp.sum(squares, axis=1)
+
+
+def scaled(grads: jax.Array, scales: jax.Array) -> jax.Array:
+  """Multiplies float32[B, ...] by float32[B]; a scale of zero gives zero, whatever the gradient.
+
+  Selects before it multiplies: 0 * NaN is NaN, and padding may hold anything.
+  """
+  scales = scales.reshape(-1, *(1,) * (grads.ndim - 1))
+  return jnp.where(scales != 0, grads, 0.0) * scales

@@ -1,0 +1,88 @@
+"""Where a run begins: at step 0 with a fresh key, or at its latest checkpoint."""
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from dp_jax.privacy.keys import MasterKey
+from dp_jax.privacy.ledger import Ledger
+from dp_jax.training.checkpoint import Checkpoints
+from dp_jax.training.prepare import Run
+from dp_jax.training.step import TrainState, init_state
+from dp_jax.training.workdir import WorkDir, cut_log
+
+_log = logging.getLogger(__name__)
+
+
+class Begun(NamedTuple):
+  """Where to go on.
+
+  Attributes:
+    state: of the latest checkpoint, or before step 0.
+    key: the master key; None after the last step, when the keys were deleted.
+    key_digest: of the master key.
+    test_key: whether that is a test key.
+  """
+
+  state: TrainState
+  key: MasterKey | None
+  key_digest: str
+  test_key: bool
+
+
+def begin(
+  run: Run,
+  folder: WorkDir,
+  checkpoints: Checkpoints,
+  new_key: Callable[[], MasterKey],
+  reserve: Callable[[str], Ledger],
+) -> tuple[Begun, Ledger]:
+  """Restores or makes the state, and reserves the budget.
+
+  The key is on disk before the budget is reserved, and both before step 0: a restart at any moment
+  draws the same noise and pays once.
+
+  Args:
+    run: what was prepared.
+    folder: its work directory, held open.
+    checkpoints: of this run.
+    new_key: draws the key of a run that starts.
+    reserve: enters the budget of the run that a digest of its key names; does nothing where it is
+      entered already.
+
+  Raises:
+    ValueError: if the checkpoints are of another run, or are gone while the run has released or
+      reserved something, or the budget does not allow the run.
+  """
+  state = init_state(run.params, run.optimizer)
+  if checkpoints.latest() is not None:
+    begun = Begun(*checkpoints.restore(state))
+    done = int(begun.state.step)
+    if begun.key is None and done < run.mechanism.steps:
+      raise ValueError(f"the keys of this run are gone at step {done}; use a new workdir.")
+    _log.info("resuming after step %d", done)
+    ledger = reserve(begun.key_digest)
+  else:
+    if folder.release.exists() or folder.ledger.exists():
+      raise ValueError(
+        f"the checkpoints in {str(folder.checkpoints)!r} are gone, but the run has begun: another"
+        " pass over the data would release more than its statement says. Use a new workdir."
+      )
+    key = new_key()
+    begun = Begun(state, key, key.digest(), key.is_test)
+    checkpoints.save(0, state, key)
+    checkpoints.wait()
+    ledger = _reserve_or_discard(reserve, key.digest(), checkpoints)
+  cut_log(folder.training_log, int(begun.state.step))
+  cut_log(folder.metrics_log(run.config.data.declared), int(begun.state.step))
+  return begun, ledger
+
+
+def _reserve_or_discard(
+  reserve: Callable[[str], Ledger], key_digest: str, checkpoints: Checkpoints
+) -> Ledger:
+  try:
+    return reserve(key_digest)
+  except ValueError:
+    checkpoints.discard()
+    raise
