@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import dp_accounting
+import numpy as np
 from dp_accounting.privacy_accountant import NeighboringRelation
 
 from dp_jax.privacy import pld, rdp
@@ -17,6 +18,10 @@ Parts = tuple[tuple[dp_accounting.DpEvent, int], ...]
 # A search for epsilon stops within 1e-12 of it; these cover that on the safe side.
 _ROOT_ERROR = 4e-12
 _ROOT_RELATIVE_ERROR = 1e-12
+# Past the first, a double no longer resolves the curve, whose root came out too small (seen from
+# 4e8); past the second, the square of mu, about twice the epsilon, does not fit one.
+_MAX_RESOLVED_MU = 1e6
+_MAX_MU = 1e150
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,17 +117,23 @@ _WHY_DEFAULT = {
 
 
 def gaussian_epsilon(parts: Parts, delta: float) -> float:
-  """Returns the exact epsilon of Gaussian releases, rounded up.
+  """Returns the exact epsilon of Gaussian releases, rounded up (past mu = 10^6, a bound on it).
 
   Several compose to one of mu = sqrt(sum of count / noise_multiplier^2).
 
   Balle and Wang 2018, arXiv:1805.06530, theorem 8; Dong, Roth, Su 2019,
   arXiv:1905.02383, corollary 3.3.
   """
-  mu = math.sqrt(math.fsum(count / event.noise_multiplier**2 for event, count in parts))
-  if not math.isfinite(mu):
+  # Not noise_multiplier**2, which raises or vanishes where this is merely infinite or tiny.
+  mu = math.hypot(*(math.sqrt(count) * (1 / event.noise_multiplier) for event, count in parts))
+  if not mu < _MAX_MU:
     return math.inf
-  exact = dp_accounting.get_epsilon_gaussian(1 / mu, delta)
+  if mu > _MAX_RESOLVED_MU:
+    # P(loss > epsilon) <= exp(-x^2 / 2), where epsilon = mu^2 / 2 + x mu.
+    bound = mu * (mu / 2 + math.sqrt(-2 * math.log(delta)))
+    return bound * (1 + _ROOT_RELATIVE_ERROR)
+  with np.errstate(all="ignore"):  # its search starts where the logarithm of delta is -inf
+    exact = dp_accounting.get_epsilon_gaussian(1 / mu, delta)
   return exact * (1 + _ROOT_RELATIVE_ERROR) + _ROOT_ERROR if exact > 0 else 0.0
 
 

@@ -63,6 +63,7 @@ class Ledger:
     """Builds a ledger in memory from what `to_list` returned, checking its chain."""
     ledger = cls()
     ledger._entries = _checked(copy.deepcopy(list(entries)), "the list")
+    ledger._budget = _stored_budget(ledger._entries)
     return ledger
 
   @property
@@ -74,6 +75,11 @@ class Ledger:
   def count(self) -> int:
     """The number of entries."""
     return len(self._entries)
+
+  @property
+  def budget(self) -> PrivacySpec | None:
+    """What all releases together may spend, if that was fixed."""
+    return self._budget
 
   @property
   def releases(self) -> tuple[composition.Release, ...]:
@@ -145,6 +151,10 @@ class Ledger:
     """Returns `account(delta, step).epsilon`."""
     return self.account(delta, step).epsilon
 
+  def within_budget(self, epsilon: float) -> bool:
+    """Whether `epsilon`, at the budget's delta, is no more than the budget; True without one."""
+    return self._budget is None or epsilon <= self._budget.epsilon * (1 + _ROUNDING)
+
   def check(self, head: str, count: int) -> None:
     """Checks that the ledger still holds what was there when head and count were noted.
 
@@ -191,7 +201,7 @@ class Ledger:
     if budget is None:
       return
     total = composition.account_releases(releases, budget.delta).epsilon
-    if total > budget.epsilon * (1 + _ROUNDING):
+    if not self.within_budget(total):
       spent = composition.account_releases(releases[:-1], budget.delta).epsilon
       raise BudgetError(
         f"this run would bring the total to epsilon {total:.6g} at delta {budget.delta:g}, over the"
@@ -232,8 +242,8 @@ class Ledger:
     before, self._entries = self._entries, entries
     if before:
       self.check(before[-1]["hash"], len(before))
-    if entries and entries[0]["kind"] == "budget":
-      stored = PrivacySpec(**{key: entries[0][key] for key in _BUDGET_FIELDS})
+    stored = _stored_budget(entries)
+    if stored is not None:
       if self._budget is not None and _budget_fields(self._budget) != _budget_fields(stored):
         raise ValueError(
           f"ledger {self.path} has the budget {_budget_fields(stored)}; give that one or none"
@@ -257,6 +267,8 @@ def _checked(entries: list[Entry], what: str) -> list[Entry]:
       raise ValueError(f"{what}: entry {index} is missing or out of order")
     if entry.get("previous") != previous or entry.get("hash") != entry_hash(entry):
       raise ValueError(f"{what}: entry {index} does not match its hash; it was changed")
+    if entry.get("kind") != "release" and not (index == 0 and entry.get("kind") == "budget"):
+      raise ValueError(f"{what}: entry {index} is neither a release nor a first entry's budget")
     previous = entry["hash"]
   return entries
 
@@ -268,6 +280,12 @@ def _release(entry: Entry) -> composition.Release:
     None,
     None if selection is None else Selection.from_dict(selection),
   )
+
+
+def _stored_budget(entries: list[Entry]) -> PrivacySpec | None:
+  if not entries or entries[0]["kind"] != "budget":
+    return None
+  return PrivacySpec(**{key: entries[0][key] for key in _BUDGET_FIELDS})
 
 
 def _budget_fields(spec: PrivacySpec) -> dict[str, Any]:

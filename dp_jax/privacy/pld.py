@@ -193,17 +193,20 @@ def _distribution(
     )
   else:
     raise ValueError(f"PLD cannot compose {event}")
-  return single if count == 1 else _dense(single).self_compose(count)
+  return self_compose(single, count)
 
 
-def _dense(single: Any) -> Any:
-  """Returns the same distribution as arrays.
+def self_compose(single: Any, count: int) -> Any:
+  """Returns `count` compositions of a dp-accounting distribution, which are made from arrays.
 
   dp-accounting stores one of up to a thousand points as a dictionary, and then computes
   size ** count to see whether it stays small: for many steps, a number of gigabytes.
   """
+  if count == 1:
+    return single
   add = None if single._symmetric else single._pmf_add.to_dense_pmf()
-  return distributions.PrivacyLossDistribution(single._pmf_remove.to_dense_pmf(), add)
+  dense = distributions.PrivacyLossDistribution(single._pmf_remove.to_dense_pmf(), add)
+  return dense.self_compose(count)
 
 
 def _smallest_mass(composed: Any) -> float:

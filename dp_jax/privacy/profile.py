@@ -1,5 +1,6 @@
 """The privacy profile: all (epsilon, delta) that a mechanism satisfies, not only the stated one."""
 
+import dataclasses
 import functools
 import math
 
@@ -10,6 +11,9 @@ from dp_jax.privacy.mechanism import Mechanism
 
 _NUM_POINTS = 81
 _LARGEST_DELTA = 0.9
+# What a loss distribution resolves whatever the number of steps; tests of membership that succeed
+# often enough to matter depend on deltas no smaller.
+_RESOLVED_DELTA = 1e-3
 # Rounding in the sums that turn a loss distribution into a delta.
 _SUM_ERROR = 1e-11
 
@@ -32,6 +36,14 @@ def privacy_profile(mechanism: Mechanism, delta: float) -> tuple[tuple[float, fl
   found = mechanism.account(delta)
   if found.discretization is not None and math.isfinite(found.epsilon):
     return _from_distribution(mechanism, found.epsilon, found.discretization)
+  fell_back = found.accountant == "rdp" and mechanism.accountant in ("auto", "pld")
+  if fell_back and "pld" in mechanism.row.accountants and math.isfinite(found.epsilon):
+    # Only the stated delta is too small for a loss distribution.
+    coarse = mechanism.account(max(delta, _RESOLVED_DELTA))
+    if coarse.discretization is not None and math.isfinite(coarse.epsilon):
+      pairs = _from_distribution(mechanism, coarse.epsilon, coarse.discretization)
+      return (*(pair for pair in pairs if pair[0] < found.epsilon), (found.epsilon, delta))
+    return _from_deltas(dataclasses.replace(mechanism, accountant="rdp"), delta)
   return _from_deltas(mechanism, delta)
 
 

@@ -10,6 +10,8 @@ _ROUGH_TOLERANCE = 2e-3
 _LAST_RESORT = 1e-3
 _LONGEST_STEP = math.log(8.0)
 _MAX_CALLS = 80
+# Where the value jumps over the target, points this close together are close enough.
+_NARROWEST = 1e-7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +23,17 @@ class Point:
 
 
 class SearchError(Exception):
-  """The target is out of reach between the limits; `nearest` is the closest point."""
+  """The target is out of reach between the limits, or the value jumps over it.
 
-  def __init__(self, nearest: Point):
+  Attributes:
+    nearest: the closest point; where the value jumps, the last on the safe side.
+    jump: whether it jumps.
+  """
+
+  def __init__(self, nearest: Point, jump: bool = False):
     super().__init__(f"no point meets the target; nearest {nearest}")
     self.nearest = nearest
+    self.jump = jump
 
 
 Between = Callable[[float, float, float], float | None]
@@ -33,7 +41,7 @@ Between = Callable[[float, float, float], float | None]
 
 def between(low: float, high: float, at: float) -> float | None:
   """Returns `at`, or the middle if `at` is not strictly inside, or None if nothing is."""
-  if math.isfinite(high - low) and high - low <= 1e-13 * max(1.0, abs(high)):
+  if math.isfinite(high - low) and high - low <= _NARROWEST * max(1.0, abs(high)):
     return None
   return at if low < at < high else (low + high) / 2
 
@@ -56,8 +64,9 @@ def meet(
       None if there is none: where only some points exist, such as whole steps.
 
   Raises:
-    SearchError: if the target is not met at the upper limit, or already met by more
-      than 1e-3 at the lower one.
+    SearchError: if the target is not met at the upper limit, or already met by more than
+      1e-3 at the lower one; with every point allowed, also if the value jumps from more than
+      1e-3 below the target to above it.
   """
   bracket = _Bracket(limits, inside, slope=-1.5)
   near = bracket.clip(start)
@@ -66,11 +75,16 @@ def meet(
     candidate = bracket.next(aim=0.0)
     if abs(bracket.last.value) <= _ROUGH_TOLERANCE or candidate is None:
       break
+    if bracket.width <= _ROUGH_TOLERANCE:
+      break
     near = candidate
-  return _settle(fine, near, _Bracket(limits, inside, bracket.slope))
+  found = _settle(fine, near, _Bracket(limits, inside, bracket.slope))
+  if inside is between and found.value < -_LAST_RESORT:
+    raise SearchError(found, jump=True)
+  return found.at
 
 
-def _settle(fine: Callable[[float], float], near: float, bracket: "_Bracket") -> float:
+def _settle(fine: Callable[[float], float], near: float, bracket: "_Bracket") -> Point:
   at = near
   for _ in range(_MAX_CALLS):
     bracket.add(Point(at, fine(at)))
@@ -84,7 +98,7 @@ def _settle(fine: Callable[[float], float], near: float, bracket: "_Bracket") ->
     raise SearchError(bracket.last)
   if bracket.bad is None and good.value < -_LAST_RESORT:
     raise SearchError(good)
-  return good.at
+  return good
 
 
 class _Bracket:
@@ -98,6 +112,11 @@ class _Bracket:
     self.bad: Point | None = None  # value > 0
     self.last = Point(math.nan, math.nan)
     self._same_side = 0
+
+  @property
+  def width(self) -> float:
+    """How far apart the two sides are; infinite until both are known."""
+    return math.inf if self.good is None or self.bad is None else self.good.at - self.bad.at
 
   def clip(self, at: float) -> float:
     return min(max(at, self._limits[0]), self._limits[1])

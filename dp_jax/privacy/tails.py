@@ -11,8 +11,9 @@ from scipy import special
 
 from dp_jax.privacy import validation
 
-# The largest |z| that the noise sampler returns: a Box-Muller radius whose uniform
-# comes from 76 random bits reaches sqrt(2 * 76 * ln 2) = 10.2645, rounded down.
+# Random bits of the uniform behind the noise sampler's Box-Muller radius.
+RADIUS_BITS = 76
+# The largest |z| that it is sure to reach: sqrt(2 * 76 * ln 2) = 10.2645, rounded down.
 GAUSSIAN_Z_MAX = 10.26
 
 # How much of delta the sampler may use up before the mechanism is refused.

@@ -4,6 +4,8 @@ import math
 import numbers
 from typing import Any
 
+_LARGEST_INTEGER = 2**53
+
 
 def real(name: str, value: Any, fix: str) -> float:
   """Returns `value` as a finite float.
@@ -18,7 +20,10 @@ def real(name: str, value: Any, fix: str) -> float:
   """
   if isinstance(value, bool) or not isinstance(value, numbers.Real):
     raise ValueError(f"{name} is {value!r}, which is not a number; {fix}")
-  result = float(value)
+  try:
+    result = float(value)
+  except OverflowError:  # a whole number that no double holds
+    result = math.inf
   if not math.isfinite(result):
     raise ValueError(f"{name} is {value!r}, which is not finite; {fix}")
   return result
@@ -61,12 +66,14 @@ def rate(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any, minimum: int = 1) -> int:
-  """Returns `value` as an int of at least `minimum`, or raises ValueError."""
+  """Returns `value` as an int from `minimum` to 2^53, which a double holds, or raises ValueError."""
   fix = f"give a whole number of at least {minimum}"
   if isinstance(value, bool) or not isinstance(value, numbers.Integral):
     raise ValueError(f"{name} is {value!r}, which is not a whole number; {fix}")
   if value < minimum:
     raise ValueError(f"{name} is {value!r}, but it must be at least {minimum}; {fix}")
+  if value > _LARGEST_INTEGER:
+    raise ValueError(f"{name} is above 2^53; give fewer")
   return int(value)
 
 

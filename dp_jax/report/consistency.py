@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dp_jax.privacy.mechanism import Mechanism
-from dp_jax.report import ledger_check, privacy_json, statement
+from dp_jax.report import evaluation_points, ledger_check, privacy_json, statement
 
 Record = Mapping[str, Any]
 
@@ -56,8 +56,11 @@ def _copies(mechanism: Mechanism, record: Record) -> Iterator[str]:
   declared = getattr(mechanism.sampling, "num_units", None)
   if declared is not None and declared != public["num_units"]:
     yield f"num_units is {public['num_units']}, but {declared} in the mechanism"
-  if public["num_units"] is None and mechanism.adjacency != "add_or_remove_one":
+  secret = mechanism.adjacency == "add_or_remove_one"
+  if public["num_units"] is None and not secret:
     yield f"num_units is missing, but it is public under adjacency {mechanism.adjacency}"
+  if public["num_units"] is not None and secret:
+    yield "num_units is stated, which breaks the guarantee under adjacency add_or_remove_one"
 
 
 def _derived(mechanism: Mechanism, record: Record) -> Iterator[str]:
@@ -105,7 +108,7 @@ def _lists(record: Record) -> Iterator[str]:
   if randomness["source"] != privacy_json.key_source(randomness["test_key"]):
     yield f"randomness.source is {randomness['source']!r}, which contradicts test_key"
   version = record["software"]["dp-accounting"]
-  if version not in record["accountant_version"]:
+  if record["accountant_version"] != f"dp-accounting {version}":
     yield f"accountant_version is {record['accountant_version']!r}, but software says {version}"
 
 
@@ -113,6 +116,7 @@ def _texts(record: Record) -> Iterator[str]:
   for name, write in (
     ("statement", statement.statement),
     ("statement_long", statement.statement_long),
+    ("nist_sp_800_226", evaluation_points.evaluation_points),
   ):
     if record[name] != write(record):
       yield f"{name} is not what the other fields say"

@@ -71,7 +71,7 @@ def _epsilon(
         value_discretization_interval=step,
         neighboring_relation=relation,
       )
-      composed = single if count == 1 else single.self_compose(count)
+      composed = pld.self_compose(single, count)
       return max(0.0, float(composed.get_epsilon_for_delta(delta)))
     except (ValueError, ZeroDivisionError, OverflowError, FloatingPointError):
       return math.inf

@@ -81,7 +81,7 @@ def _render(main: RunView, others: list[RunView]) -> str:
     if record is not None:
       found.append(sections.epsilon_section(record))
   if record is not None:
-    found.append(sections.details_section(record))
+    found += [sections.details_section(record), sections.evaluation_section(record)]
   found += [
     sections.setup_section(main),
     sections.verify_section(record),

@@ -58,6 +58,29 @@ def problems(mechanism: Mechanism, record: Mapping[str, Any]) -> Iterator[str]:
     yield f"ledger.releases is {stated['releases']}, but {len(ledger.releases)} in the chain"
 
 
+def budget_problems(ledger: Ledger, unit: str) -> Iterator[str]:
+  """Whether the releases stay within the budget that the ledger was made with, if it has one.
+
+  Args:
+    ledger: of the record.
+    unit: what the record says is protected; a budget for another unit says nothing about it.
+
+  Raises:
+    ValueError: if the releases cannot be accounted together.
+  """
+  budget = ledger.budget
+  if budget is None:
+    return
+  if budget.unit != unit:
+    yield f"releases: the ledger's budget is for each {budget.unit!r}, the record for each {unit!r}"
+  adjacencies = {release.mechanism.adjacency for release in ledger.releases}
+  if adjacencies != {budget.adjacency}:
+    yield f"releases: the ledger's budget is for adjacency {budget.adjacency}"
+  spent = ledger.epsilon(budget.delta)
+  if not ledger.within_budget(spent):
+    yield f"releases: they spend epsilon {spent}, over the ledger's budget of {budget.epsilon}"
+
+
 def _holds(ledger: Ledger, mechanism: Mechanism) -> bool:
   found = [release for release in ledger.releases if release.mechanism == mechanism]
   return any(release.selection is None for release in found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import stat
@@ -14,6 +15,8 @@ from dp_jax.report import atomic
 
 NAME = "manifest.json"
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+# Beyond any count of this world, and well inside a double.
+_MAX_DIGITS = 19
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -101,21 +104,33 @@ def sha256(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-  """A JSON object, strictly: each key once, no NaN, no infinity.
+  """A JSON object, strictly: each key once, finite numbers that a double holds, whole characters.
 
   Raises:
     ValueError: if the file is missing or is anything else.
   """
   try:
-    content = json.loads(
-      path.read_text(encoding="utf-8"), object_pairs_hook=_once, parse_constant=_refuse_constant
-    )
+    content = parse_json(path.read_text(encoding="utf-8"))
   except OSError as error:
     raise ValueError(f"cannot read {path.name} ({error.strerror})") from error
   except (ValueError, RecursionError) as error:
     raise ValueError(f"{path.name} is not strict JSON: {error}") from error
   if not isinstance(content, dict):
     raise ValueError(f"{path.name} holds no JSON object")
+  return content
+
+
+def parse_json(text: str) -> Any:
+  """Any JSON value, as strictly as `read_json`; ValueError or RecursionError if it is not."""
+  content = json.loads(
+    text,
+    object_pairs_hook=_once,
+    parse_constant=_refuse_constant,
+    parse_float=_finite,
+    parse_int=_integer,
+  )
+  # Half of a surrogate pair, escaped, is read without complaint and cannot be hashed or printed.
+  json.dumps(content, ensure_ascii=False).encode("utf-8")
   return content
 
 
@@ -130,3 +145,16 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse_constant(name: str) -> float:
   raise ValueError(f"{name} is not a number")
+
+
+def _finite(text: str) -> float:
+  value = float(text)
+  if not math.isfinite(value):
+    raise ValueError(f"{text[:40]} is too large for a number")
+  return value
+
+
+def _integer(text: str) -> int:
+  if len(text) > _MAX_DIGITS:
+    raise ValueError(f"{text[:40]}... is too large for a count")
+  return int(text)

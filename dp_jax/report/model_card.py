@@ -44,18 +44,28 @@ def model_card(
     fields["model-index"] = [{"name": title, "results": [_result(task, data, split, accuracy)]}]
   # Every value is written as JSON, which YAML contains.
   front = [f"{name}: {json.dumps(value)}" for name, value in fields.items()]
+  said = claims(record)
   parts = [
     "\n".join(["---", *front, "---"]),
     f"# {formatting.markdown(title)}",
-    _opening(record),
-    "## Privacy\n\n" + formatting.markdown(statement.statement(record), 4000),
-    _numbers(record),
+    said["opening"],
+    "## Privacy\n\n" + said["statement"],
+    said["table of numbers"],
     "## Evaluation\n\n" + _evaluation(accuracy, split, public),
     "## Intended use and limits\n\n" + _limits(record),
     "## How to verify\n\n```\npython -m dp_jax verify .\n```\n\n"
     "run in this folder, recomputes the numbers above and checks every file against its hash.",
   ]
   return "\n\n".join(parts) + "\n"
+
+
+def claims(record: Mapping[str, Any]) -> dict[str, str]:
+  """The parts of the card that state the guarantee, by name: functions of the record alone."""
+  return {
+    "opening": _opening(record),
+    "statement": formatting.markdown(statement.statement(record), 4000),
+    "table of numbers": _numbers(record),
+  }
 
 
 def _fields(

@@ -17,7 +17,14 @@ from typing import Any
 
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.spec import PrivacySpec
-from dp_jax.report import attacker, crosscheck, formatting, ledger_check, statement
+from dp_jax.report import (
+  attacker,
+  crosscheck,
+  evaluation_points,
+  formatting,
+  ledger_check,
+  statement,
+)
 
 SCHEMA_VERSION = 1
 GENERATOR = "threefry2x32"
@@ -155,6 +162,7 @@ def privacy_record(facts: ReleaseFacts) -> dict[str, Any]:
   record = json.loads(json.dumps(record, allow_nan=False))
   record["statement"] = statement.statement(record)
   record["statement_long"] = statement.statement_long(record)
+  record["nist_sp_800_226"] = evaluation_points.evaluation_points(record)
   record["digest"] = record_digest(record)
   return record
 
@@ -204,8 +212,14 @@ def _check(facts: ReleaseFacts) -> None:
     )
   if facts.declared not in ("public", "private"):
     raise ValueError(f"declared is {facts.declared!r}; it must be 'public' or 'private'")
-  if facts.num_units is None and mechanism.adjacency != "add_or_remove_one":
+  secret = mechanism.adjacency == "add_or_remove_one"
+  if facts.num_units is None and not secret:
     raise ValueError(f"num_units is None, but it is public under adjacency {mechanism.adjacency}")
+  if facts.num_units is not None and secret:
+    raise ValueError(
+      "num_units is given, but under add_or_remove_one to state the number of units is to break "
+      "the guarantee; give None, or use adjacency zero_out"
+    )
   expected = (
     mechanism.declared_batch_size
     if facts.num_units is None

@@ -38,6 +38,10 @@ def _epsilon(mechanism: Mechanism, record: Mapping[str, Any]) -> Iterator[str]:
     yield f"epsilon is {record['epsilon']}, but {accounted.epsilon} when recomputed"
   if record["accountant"] != accounted.accountant:
     yield f"accountant is {record['accountant']}, but {accounted.accountant} when recomputed"
+  # The reason names orders and discretisations, which another version may choose differently.
+  same = record["accountant_version"] == accounted.library_version
+  if same and record["accountant_reason"] != accounted.reason:
+    yield "accountant_reason is not the one that is found when recomputed"
   # Far below any tolerance on probabilities, so compared by its own size.
   if not math.isclose(record["tail_delta"], accounted.tail_delta, rel_tol=TOLERANCE, abs_tol=0.0):
     yield f"tail_delta is {record['tail_delta']}, but {accounted.tail_delta} when recomputed"
@@ -48,6 +52,7 @@ def _ledger(record: Mapping[str, Any]) -> Iterator[str]:
   derived = ledger_check.total_epsilon(ledger, record["epsilon"], record["delta"])
   if not _same(record["ledger"]["epsilon"], derived):
     yield f"ledger.epsilon is {record['ledger']['epsilon']}, but {derived} when recomputed"
+  yield from ledger_check.budget_problems(ledger, record["unit"])
 
 
 def _cross(mechanism: Mechanism, record: Mapping[str, Any]) -> Iterator[str]:

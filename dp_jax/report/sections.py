@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dp_jax.report import attacker, formatting, page, plots, statement
+from dp_jax.report import attacker, evaluation_points, formatting, page, plots, statement
 from dp_jax.report.page import Markup, Section
 from dp_jax.report.run_view import RunView
 
@@ -50,6 +50,18 @@ def details_section(record: Mapping[str, Any]) -> Section:
   return Section("details", "The statement, point by point", body)
 
 
+def evaluation_section(record: Mapping[str, Any]) -> Section:
+  """The points by which NIST SP 800-226 evaluates a guarantee, and what this run has to say."""
+  body = page.paragraph(
+    "NIST SP 800-226 (Guidelines for Evaluating Differential Privacy Guarantees, 2025) ranks what "
+    "a guarantee rests on as a pyramid: parameters and unit on top, then the algorithm with its "
+    "utility and bias, and beneath them all that surrounds it. What this record cannot vouch for "
+    "is said where it belongs. Nobody but the writers of this software made the mapping."
+  )
+  body += page.definitions(evaluation_points.titled(record["nist_sp_800_226"]))
+  return Section("evaluation", "Against NIST SP 800-226", body)
+
+
 def attacker_section(record: Mapping[str, Any]) -> Section:
   """What the guarantee means for someone who asks whether a unit was in the data."""
   found = record["attacker"]
@@ -65,11 +77,11 @@ def attacker_section(record: Mapping[str, Any]) -> Section:
     intro = page.paragraph(text, "note")
   intro += page.paragraph(
     "Suppose that someone has the released parameters and knows everything about the training "
-    f"except {_question(record['adjacency'], unit)}, each as likely as the other. Blind guessing "
-    "is right half of the time. No test whatever, by any method and with any computer, is right "
-    f"more than {right} of the time: its advantage (true minus false positive rate) is at most "
-    f"{formatting.round_up(advantage, 3)}. Epsilon and delta alone, without the mechanism behind "
-    f"them, bound it by {alone}."
+    f"except its random bits and {_question(record['adjacency'], unit)}, each as likely as the "
+    "other. Blind guessing is right half of the time. No test whatever, by any method short of "
+    f"predicting those bits, is right more than {right} of the time: its advantage (true minus "
+    f"false positive rate) is at most {formatting.round_up(advantage, 3)}. Epsilon and delta "
+    f"alone, without the mechanism behind them, bound it by {alone}."
   )
   rows = [
     [

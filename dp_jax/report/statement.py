@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from dp_jax.privacy import tails
 from dp_jax.report import formatting
 
 Record = Mapping[str, Any]
@@ -42,7 +43,7 @@ _NEIGHBOURS_LONG = {
   ),
 }
 
-_ACCOUNTANTS = {
+ACCOUNTANTS = {
   "pld": "privacy loss distributions",
   "rdp": "Renyi differential privacy",
   "analytic_gaussian": "the exact curve of the Gaussian mechanism",
@@ -65,12 +66,13 @@ def statement(record: Record) -> str:
     text = (
       f"{NOT_PRIVATE.capitalize()}. The noise of this run came from a key file given for a test: "
       "whoever holds that file can take the noise away, so these parameters carry no guarantee; "
-      f"with a secret key the same mechanism would give {_pair(record)} for each {_unit(record)}."
+      f"with a secret key the same mechanism would give {_pair(record)} for each "
+      f"{unit_name(record)}."
     )
   else:
     text = f"{_first_sentence(record)} {_second_sentence(record)}"
   warnings = [formatting.one_line(w, 400) for w in record["warnings"]]
-  if record["ledger"]["releases"] > 1:
+  if record["ledger"]["releases"] > 1 and not record["randomness"]["test_key"]:
     text = f"{text} {_together(record)}"
   return " ".join([text, *(f"Warning: {w}." for w in warnings)])
 
@@ -96,7 +98,7 @@ def statement_items(record: Record) -> list[tuple[str, str]]:
     ("2a. Data accesses covered", _accesses(record)),
     ("2b. Output of the mechanism", _output(record)),
     ("2c. Unit of privacy", _unit_item(record)),
-    ("2d. Adjacency", _NEIGHBOURS_LONG[record["adjacency"]].format(unit=_unit(record)) + "."),
+    ("2d. Adjacency", _NEIGHBOURS_LONG[record["adjacency"]].format(unit=unit_name(record)) + "."),
     ("3a. Accounting", _accounting(record)),
     ("3b. Assumptions of the accounting", _assumptions(record)),
     ("3c. Formal statement", _formal(record)),
@@ -127,7 +129,8 @@ def sampling_phrase(record: Record) -> str:
   )
 
 
-def _unit(record: Record) -> str:
+def unit_name(record: Record) -> str:
+  """What is protected, in words, as one printable line."""
   return formatting.one_line(record["unit"], 60)
 
 
@@ -146,9 +149,9 @@ def factor(epsilon: float) -> str:
 def _first_sentence(record: Record) -> str:
   num_units = record["treated_as_public"]["num_units"]
   count = f"; the number of units, {formatting.count(num_units)}, is public" if num_units else ""
-  neighbours = _NEIGHBOURS[record["adjacency"]].format(unit=_unit(record))
+  neighbours = _NEIGHBOURS[record["adjacency"]].format(unit=unit_name(record))
   return (
-    f"The released parameters satisfy {_pair(record)} for each {_unit(record)}: {neighbours} "
+    f"The released parameters satisfy {_pair(record)} for each {unit_name(record)}: {neighbours} "
     f"({record['adjacency'].replace('_', '-')} adjacency{count}) changes the probability of any "
     f"outcome of the training by at most a factor of {factor(record['epsilon'])} "
     f"(e to the epsilon) plus a delta of {formatting.plain(record['delta'])}."
@@ -156,12 +159,12 @@ def _first_sentence(record: Record) -> str:
 
 
 def _second_sentence(record: Record) -> str:
-  accountant = _ACCOUNTANTS[record["accountant"]]
+  accountant = ACCOUNTANTS[record["accountant"]]
   steps = record["steps"]
   planned = "the one planned step" if steps == 1 else f"all {formatting.count(steps)} planned steps"
   return (
     f"It covers {planned}, {'' if steps == 1 else 'each '}on {sampling_phrase(record)}, with the "
-    f"gradient of each {_unit(record)} clipped to a norm of "
+    f"gradient of each {unit_name(record)} clipped to a norm of "
     f"{formatting.plain(record['clip_norm'])} and Gaussian noise of "
     f"{formatting.short(record['noise_multiplier'])} times that norm added to the sum, accounted "
     f"by {accountant} ({record['accountant_version']}); it does not cover the choice "
@@ -180,9 +183,14 @@ def _together(record: Record) -> str:
 
 def _setting(record: Record) -> str:
   data = "public (a benchmark)" if record["declared"] == "public" else "private"
+  known = (
+    f"{NOT_PRIVATE.capitalize()}; what follows describes the mechanism with a secret key. "
+    if record["randomness"]["test_key"]
+    else ""
+  )
   return (
-    "Central differential privacy: a trusted party holds the data, trains on it, and gives out "
-    f"the trained parameters. The training data were declared {data}."
+    f"{known}Central differential privacy: a trusted party holds the data, trains on it, and gives "
+    f"out the trained parameters. The training data were declared {data}."
   )
 
 
@@ -233,8 +241,8 @@ def _unit_item(record: Record) -> str:
     else f"at most {formatting.count(limit)} records, whose mean loss is clipped as one"
   )
   return (
-    f"One {_unit(record)}, with {held}. {count} A person with data in several units is protected "
-    "as a group of that size, which is weaker."
+    f"One {unit_name(record)}, with {held}. {count} A person with data in several units is "
+    "protected as a group of that size, which is weaker."
   )
 
 
@@ -247,7 +255,7 @@ def _accounting(record: Record) -> str:
   if cross["rdp_epsilon"] is not None:
     bounds += f" Renyi accounting gives {formatting.plain(cross['rdp_epsilon'])}."
   return (
-    f"{_ACCOUNTANTS[record['accountant']].capitalize()} ({record['accountant']}), "
+    f"{ACCOUNTANTS[record['accountant']].capitalize()} ({record['accountant']}), "
     f"{record['accountant_version']}: {formatting.one_line(record['accountant_reason'], 400)}."
     f"{bounds}"
   )
@@ -265,7 +273,7 @@ def _assumptions(record: Record) -> str:
     "accounted come from one object. The sum is divided by "
     f"{formatting.plain(record['expected_batch_size'])}, a constant fixed before training, never "
     "by the size of the batch drawn. The Gaussian is sampled in pair arithmetic with a radius "
-    f"from 64 random bits and rounded to a fixed grid; a delta of "
+    f"from {tails.RADIUS_BITS} random bits and rounded to a fixed grid; a delta of "
     f"{formatting.plain(record['tail_delta'])} is set aside for the tails that it cannot reach. "
     f"Random bits: {randomness['generator']} with keys of {randomness['key_bits']} bits, derived "
     f"from a master key of {randomness['master_key_bits']} bits "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,12 +10,29 @@ from pathlib import Path
 from typing import Any
 
 from dp_jax.privacy.mechanism import Mechanism
-from dp_jax.report import consistency, formatting, manifest, recompute, schema, statement
+from dp_jax.report import (
+  consistency,
+  formatting,
+  manifest,
+  model_card,
+  recompute,
+  schema,
+  statement,
+)
 
 RECORD_NAME = "privacy.json"
 PARAMETERS_NAME = "params.safetensors"
+CARD_NAME = "model_card.md"
+FILES = frozenset({RECORD_NAME, PARAMETERS_NAME, CARD_NAME, manifest.NAME})
 # A header lists names and shapes; one beyond this is not one of ours.
 _MAX_HEADER_BYTES = 64 * 1024 * 1024
+# Bytes of a number of each type that safetensors stores.
+_BYTES = {
+  **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
+  **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
+  **dict.fromkeys(("U32", "I32", "F32"), 4),
+  **dict.fromkeys(("U64", "I64", "F64"), 8),
+}
 
 
 @dataclass(frozen=True)
@@ -54,10 +71,11 @@ class Verification:
 def verify_release(release: str | os.PathLike[str]) -> Verification:
   """Checks a release folder; needs neither the data nor the code that trained.
 
-  Checks the manifest (every file, nothing else, no links), the schema, every number that stands
-  in two places, the ledger's chain, the parameters' count, and then recomputes: epsilon with the
-  same accountant (within 1e-6), the two other accountants on either side of it, what the sampler's
-  tails cost and the bounds on an attacker.
+  Checks the files (parameters, privacy.json, model card and manifest; each against its hash, no
+  links, nothing that the guarantee does not cover), the schema, every number that stands in two
+  places, the ledger's chain, the parameters' count and the model card, and then recomputes: epsilon
+  with the same accountant (within 1e-6), the two other accountants on either side of it, what the
+  sampler's tails cost, what the ledger holds together, and the bounds on an attacker.
 
   Args:
     release: the folder.
@@ -67,6 +85,7 @@ def verify_release(release: str | os.PathLike[str]) -> Verification:
   """
   folder = Path(release)
   problems = manifest.manifest_problems(folder)
+  problems += _unknown_files(folder)
   try:
     record = manifest.read_json(folder / RECORD_NAME)
   except ValueError as error:
@@ -77,15 +96,39 @@ def verify_release(release: str | os.PathLike[str]) -> Verification:
   problems += consistency.problems(record)
   problems += _parameter_problems(folder / PARAMETERS_NAME, record)
   if not problems:
+    problems += _card_problems(folder / CARD_NAME, record)
+  if not problems:
     # The costly part, and the only one that runs a mechanism of the file's choosing.
     problems += recompute.problems(Mechanism.from_dict(record["mechanism"]), record)
   return Verification(problems, record)
 
 
+def _unknown_files(folder: Path) -> list[str]:
+  if not folder.is_dir():
+    return []
+  return [
+    f"{name!r} is no part of a release: the guarantee does not cover it"
+    for name in sorted(path.name for path in folder.iterdir())
+    if name not in FILES
+  ]
+
+
+def _card_problems(path: Path, record: Mapping[str, Any]) -> list[str]:
+  try:
+    text = path.read_text(encoding="utf-8")
+  except (OSError, ValueError) as error:
+    return [f"{path.name} cannot be read ({error})"]
+  return [
+    f"{path.name} does not say what {RECORD_NAME} says: its {name} is missing or changed"
+    for name, wanted in model_card.claims(record).items()
+    if wanted not in text
+  ]
+
+
 def _parameter_problems(path: Path, record: Mapping[str, Any]) -> list[str]:
   try:
     count = count_parameters(path)
-  except (OSError, ValueError, KeyError, TypeError) as error:
+  except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
     return [f"{path.name} cannot be read as safetensors ({error})"]
   stated = record["parameters"]["total"]
   if count != stated:
@@ -94,25 +137,34 @@ def _parameter_problems(path: Path, record: Mapping[str, Any]) -> list[str]:
 
 
 def count_parameters(path: Path) -> int:
-  """How many numbers a safetensors file holds, from its header alone.
+  """How many numbers a safetensors file holds, by its header, which its size must bear out.
 
   Raises:
     OSError: if the file cannot be read.
-    ValueError: if it is not a safetensors file.
+    ValueError: if it is not a safetensors file, or longer or shorter than its header says.
   """
   with path.open("rb") as file:
     size = int.from_bytes(file.read(8), "little")
     if not 2 <= size <= _MAX_HEADER_BYTES:
       raise ValueError(f"its header claims {size} bytes")
-    header = json.loads(file.read(size))
+    header = manifest.parse_json(file.read(size).decode("utf-8"))
+    rest = file.seek(0, os.SEEK_END) - 8 - size
   if not isinstance(header, dict):
     raise ValueError("its header is not an object")
-  total = 0
-  for name, tensor in header.items():
-    if name == "__metadata__":
-      continue
-    number = 1
-    for length in tensor["shape"]:
-      number *= int(length)
-    total += number
+  total, end = 0, 0
+  tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
+  for tensor in sorted(tensors, key=lambda each: each["data_offsets"]):
+    number = math.prod(_length(each) for each in tensor["shape"])
+    start, stop = tensor["data_offsets"]
+    if start != end or stop - start != number * _BYTES[tensor["dtype"]]:
+      raise ValueError("shapes, types and offsets in its header do not fit together")
+    total, end = total + number, stop
+  if end != rest:
+    raise ValueError(f"it holds {rest} bytes of numbers, where its header has {end}")
   return total
+
+
+def _length(value: Any) -> int:
+  if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    raise ValueError(f"{value!r} is not a length")
+  return value

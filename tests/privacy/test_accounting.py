@@ -201,6 +201,23 @@ def test_gaussian_composition_is_rounded_up():
   assert exact < found < exact * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("mu", [6.6e8, 4.8e8, 1e10, 1e100])
+def test_gaussians_that_reveal_everything_are_not_flattered(mu):
+  # The median of the loss is mu^2 / 2, so at delta 0.3 no epsilon lies below it; the root that
+  # dp-accounting finds does, where a double no longer resolves the curve.
+  event = dp_accounting.GaussianDpEvent(1 / mu)
+  found = gaussian_epsilon(((event, 1),), 0.3)
+  assert mu / 2 * mu <= found * (1 + 1e-15) < mu / 2 * mu * (1 + 1e-8)
+
+
+@pytest.mark.parametrize("noise_multiplier", [1e-320, 1e-200, 1e-155, 1e155, 1e200, 1e300])
+def test_noise_of_any_size_has_an_answer(noise_multiplier):
+  # The square of such a number is no double: it raises, or vanishes.
+  mechanism = Mechanism(FullBatch(), noise_multiplier, 5)
+  found = mechanism.account(1e-5, sampler_tails=False)
+  assert found.epsilon == (math.inf if noise_multiplier < 1 else 0.0)
+
+
 def test_deterministic_to_the_last_bit():
   event = dp_accounting.PoissonSampledDpEvent(0.02, dp_accounting.GaussianDpEvent(1.5))
   found = []

@@ -13,6 +13,7 @@ from dp_jax.privacy import (
   PrivacySpec,
   Stream,
   TruncatedPoisson,
+  accounting,
   calibrate,
   calibrate_rate,
   calibrate_steps,
@@ -162,11 +163,49 @@ def test_search_where_the_rough_function_misleads():
   assert found == pytest.approx(1.0, abs=2e-5) and found >= 1.0
 
 
-def test_search_over_a_jump_ends_on_its_safe_side():
-  found = search.meet(
-    lambda at: 1.0 if at < 2 else -1.0, lambda at: 1.0 if at < 2 else -1.0, 0.0, (-9.0, 9.0)
-  )
-  assert 2 <= found < 2 + 1e-9
+def jump(at):
+  return 1.0 if at < 2 else -1.0
+
+
+def test_search_over_a_jump_says_so_and_names_its_safe_side():
+  with pytest.raises(search.SearchError) as error:
+    search.meet(jump, jump, 0.0, (-9.0, 9.0))
+  assert error.value.jump
+  assert 2 <= error.value.nearest.at < 2 + 1e-6
+
+
+def test_search_over_a_jump_between_few_points_takes_the_safe_side():
+  def whole(low, high, at):
+    least = -9 if math.isinf(low) else low + 1
+    most = 9 if math.isinf(high) else high - 1
+    return float(min(max(round(at), least), most)) if least <= most else None
+
+  assert search.meet(jump, jump, 0.0, (-9.0, 9.0), whole) == 2.0
+
+
+def test_a_target_that_the_accountants_figure_jumps_over(monkeypatch):
+  real = accounting.account_parts
+
+  def jumping(*args):
+    found = real(*args)
+    return found if found.epsilon > 1 else dataclasses.replace(found, epsilon=0.9 * found.epsilon)
+
+  monkeypatch.setattr(accounting, "account_parts", jumping)
+  with pytest.raises(ValueError, match="jumps over it from"):
+    calibrate(PrivacySpec(0.95, 1e-5), FullBatch(), 1)
+
+
+def test_steps_are_bounded_in_number_and_in_time():
+  # At 10^9 steps each look at a loss distribution took seconds, and the search a minute.
+  spec = PrivacySpec(50.0, 1e-3, adjacency="replace_one")
+  with pytest.raises(ValueError, match="10000000 steps spend"):
+    calibrate_steps(spec, Poisson(2.7e-4), 9.3)
+
+
+def test_the_last_of_millions_of_steps_is_not_looked_for():
+  spec = PrivacySpec(3.0, 1e-5)
+  found = calibrate_steps(spec, FullBatch(), 3000.0)
+  assert found.steps > 10**6 and meets(found, spec)
 
 
 @pytest.mark.parametrize("offset", [100.0, -100.0])

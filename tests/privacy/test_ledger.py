@@ -43,6 +43,27 @@ def test_a_selection_is_entered_as_one():
   assert Ledger.from_list(ledger.to_list()).releases == ledger.releases
 
 
+@pytest.mark.parametrize("kind", ["note", "budget", None])
+def test_an_entry_cannot_call_itself_something_that_costs_nothing(kind):
+  ledger = Ledger()
+  ledger.reserve(TRAINING, "training", run="a")
+  ledger.reserve(TRAINING, "training", run="b")
+  entries = ledger.to_list()
+  entries[1]["kind"] = kind
+  entries[1]["hash"] = entry_hash(entries[1])
+  with pytest.raises(ValueError, match="entry 1 is neither a release nor"):
+    Ledger.from_list(entries)
+
+
+def test_a_list_keeps_its_budget(tmp_path):
+  ledger = Ledger(tmp_path / "ledger.jsonl", BUDGET)
+  ledger.reserve(FULL, "training")
+  again = Ledger.from_list(ledger.to_list())
+  assert again.budget == ledger.budget == BUDGET
+  assert again.within_budget(2.0) and not again.within_budget(2.1)
+  assert Ledger().budget is None and Ledger().within_budget(1e9)
+
+
 def test_the_list_is_a_copy_and_checks_out():
   ledger = Ledger()
   ledger.reserve(TRAINING, "training")

@@ -1,11 +1,13 @@
 """The privacy profile against closed forms and against the accountants."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
 from scipy import stats
 
+from dp_jax.privacy import pld
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.profile import privacy_profile
 from dp_jax.privacy.sampling import FixedSize, FullBatch, Poisson
@@ -54,3 +56,26 @@ def test_pairs_agree_with_the_accountant(mechanism):
   for epsilon, delta in pairs[5:-5:20]:
     if DELTA < delta < 0.9:
       assert mechanism.epsilon(delta) == pytest.approx(epsilon, rel=5e-3, abs=1e-3)
+
+
+def test_a_delta_too_small_for_a_distribution_has_a_profile_of_one(monkeypatch):
+  """Where the stated epsilon fell back to RDP, a distribution is asked once, not 81 times."""
+  mechanism, delta = Mechanism(Poisson(0.003), 8.0, 2000), 1e-10
+  asked = []
+  epsilon_of = pld.epsilon
+
+  def counting(*args):
+    asked.append(args)
+    return epsilon_of(*args)
+
+  monkeypatch.setattr(pld, "epsilon", counting)
+  pairs = privacy_profile(mechanism, delta)
+  assert mechanism.account(delta).accountant == "rdp"
+  assert len(asked) <= 2
+  assert pairs[-1] == (mechanism.epsilon(delta), delta)
+  epsilons, deltas = np.array(pairs).T
+  assert np.all(np.diff(epsilons) > 0) and np.all(np.diff(deltas) < 0)
+  # No looser than RDP where the attacker's curve is decided.
+  for epsilon, each in pairs[::8]:
+    if each > 1e-6:
+      assert dataclasses.replace(mechanism, accountant="rdp").epsilon(each) >= epsilon

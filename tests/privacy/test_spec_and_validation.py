@@ -20,7 +20,16 @@ from dp_jax.privacy import (
   sampling_from_dict,
 )
 
-NOT_A_NUMBER = [True, "1", None, math.nan, math.inf, -math.inf, 1j]
+NOT_A_NUMBER = [
+  True,
+  "1",
+  None,
+  math.nan,
+  math.inf,
+  -math.inf,
+  1j,
+  pytest.param(10**400, id="huge"),
+]
 SPEC = PrivacySpec(1.0, 1e-5)
 
 

@@ -1,5 +1,6 @@
 """Made-up runs, small and complete: records through the real privacy layer, metrics by hand."""
 
+import dataclasses
 import functools
 import json
 from collections.abc import Mapping
@@ -11,10 +12,24 @@ from safetensors.numpy import save_file
 
 from dp_jax import privacy
 from dp_jax.privacy.ledger import Ledger
-from dp_jax.report import manifest, model_card, privacy_json
+from dp_jax.report import evaluation_points, manifest, model_card, privacy_json, statement
 
 NUM_UNITS = 1437
 CLASS_NAMES = ("zero", "one", "two")
+
+
+_COMMON: dict[str, Any] = {
+  "max_records_per_unit": 2,
+  "trainable_parameters": 30,
+  "total_parameters": 42,
+  "declared": "public",
+  "public_facts": {
+    "image_shape": [8, 8, 1],
+    "class_names": list(CLASS_NAMES),
+    "value_range": [0.0, 16.0],
+  },
+  "pretrained_weights": "rendered digits, sha256 " + "ab" * 32,
+}
 
 
 @functools.cache
@@ -30,6 +45,8 @@ def make_facts(**changes: Any) -> privacy_json.ReleaseFacts:
   spec = changes.pop("spec", privacy.PrivacySpec(epsilon=1.0, delta=1e-5, unit="scan"))
   num_units = changes.pop("num_units", NUM_UNITS)
   steps = changes.pop("steps", 20)
+  if "mechanism" in changes:
+    return privacy_json.ReleaseFacts(**(_COMMON | {"spec": spec, "num_units": num_units} | changes))
   mechanism = _calibrate(spec, sampling, steps)
   ledger = Ledger()
   ledger.reserve(mechanism, "training")
@@ -39,18 +56,64 @@ def make_facts(**changes: Any) -> privacy_json.ReleaseFacts:
     "ledger_entries": ledger.to_list(),
     "num_units": num_units,
     "expected_batch_size": mechanism.expected_batch_size(num_units),
-    "max_records_per_unit": 2,
-    "trainable_parameters": 30,
-    "total_parameters": 42,
-    "declared": "public",
-    "public_facts": {
-      "image_shape": [8, 8, 1],
-      "class_names": list(CLASS_NAMES),
-      "value_range": [0.0, 16.0],
-    },
-    "pretrained_weights": "rendered digits, sha256 " + "ab" * 32,
   }
-  return privacy_json.ReleaseFacts(**(arguments | changes))
+  return privacy_json.ReleaseFacts(**(_COMMON | arguments | changes))
+
+
+@dataclasses.dataclass(frozen=True)
+class RowRun:
+  """A run of one row of the table, small enough that accounting it takes no time."""
+
+  sampling: privacy.Sampling
+  adjacency: str
+  noise_multiplier: float
+  steps: int
+
+
+ROW_RUNS = {
+  "full_batch": RowRun(privacy.FullBatch(), "zero_out", 8.0, 3),
+  "poisson": RowRun(privacy.Poisson(0.25), "zero_out", 2.0, 3),
+  "poisson replaced": RowRun(privacy.Poisson(0.25), "replace_one", 4.0, 3),
+  "poisson unbounded": RowRun(privacy.Poisson(0.25), "add_or_remove_one", 2.0, 3),
+  "truncated_poisson": RowRun(privacy.TruncatedPoisson(0.25, 600, NUM_UNITS), "zero_out", 3.0, 3),
+  "fixed_size": RowRun(privacy.FixedSize(60, NUM_UNITS), "replace_one", 6.0, 3),
+  "stream": RowRun(privacy.Stream(100, NUM_UNITS), "zero_out", 4.0, 30),
+}
+
+
+@functools.cache
+def row_record_text(name: str) -> str:
+  """The privacy record of a row's run, as JSON: the target is what the noise happens to give."""
+  run = ROW_RUNS[name]
+  unbounded = run.adjacency == "add_or_remove_one"
+  mechanism = privacy.Mechanism(
+    run.sampling, run.noise_multiplier, run.steps, 1.5, run.adjacency,
+    declared_batch_size=360.0 if unbounded else None,
+  )  # fmt: skip
+  spec = privacy.PrivacySpec(mechanism.epsilon(1e-5), 1e-5, "scan", run.adjacency)
+  ledger = Ledger()
+  ledger.reserve(mechanism, "training")
+  facts = make_facts(
+    spec=spec,
+    mechanism=mechanism,
+    ledger_entries=ledger.to_list(),
+    num_units=None if unbounded else NUM_UNITS,
+    expected_batch_size=mechanism.expected_batch_size(NUM_UNITS),
+  )
+  return json.dumps(privacy_json.privacy_record(facts))
+
+
+def row_record(name: str) -> dict[str, Any]:
+  """A fresh copy of the privacy record of a row's run."""
+  return json.loads(row_record_text(name))
+
+
+def fit_texts(record: dict[str, Any]) -> dict[str, Any]:
+  """The record with its texts written anew from its other fields, as a forger would."""
+  record["statement"] = statement.statement(record)
+  record["statement_long"] = statement.statement_long(record)
+  record["nist_sp_800_226"] = evaluation_points.evaluation_points(record)
+  return record
 
 
 def write_release(folder: Path, record: Mapping[str, Any]) -> None:

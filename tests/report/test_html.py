@@ -39,7 +39,7 @@ def test_page_has_every_section_and_a_table_for_every_plot(tmp_path, record):
   assert page == tmp_path / "private" / "report.html"
   text = page.read_text(encoding="utf-8")
   sections = ["statement", "meaning", "accuracy", "cost", "epsilon", "classes", "confusion"]
-  sections += ["calibration", "details", "setup", "verify", "cite"]
+  sections += ["calibration", "details", "evaluation", "setup", "verify", "cite"]
   for anchor in sections:
     assert f'<section id="{anchor}"' in text
   elements = parse(page)
@@ -49,6 +49,13 @@ def test_page_has_every_section_and_a_table_for_every_plot(tmp_path, record):
   assert len(tables) >= len(plots)
   assert all(plot["role"] == "img" and plot["aria-labelledby"] for plot in plots)
   assert "7.0 points" in text  # 97% without privacy against 90%
+
+
+def test_page_shows_every_evaluation_point(tmp_path, record):
+  text = render_report(write_run(tmp_path / "private", record), {}).read_text(encoding="utf-8")
+  shown = html.unescape(text[text.index('<section id="evaluation"') :])
+  for sentence in record["nist_sp_800_226"].values():
+    assert sentence in shown
 
 
 def test_page_refers_to_nothing_outside_itself(tmp_path, record):

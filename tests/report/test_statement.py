@@ -1,10 +1,15 @@
 """The statement says what is guaranteed, and no more."""
 
 import dataclasses
+import math
+import re
 
+import jax.numpy as jnp
 import pytest
+from made_up_runs import row_record
 
 from dp_jax import privacy
+from dp_jax.gradients import gaussian
 from dp_jax.report import privacy_json
 from dp_jax.report.statement import PLAIN_STATEMENT, sampling_phrase, statement, statement_long
 
@@ -19,18 +24,19 @@ def test_two_sentences_with_everything_a_reader_needs(record):
 
 
 @pytest.mark.parametrize(
-  ("sampling", "adjacency", "words"),
+  ("name", "words"),
   [
-    (privacy.Poisson(0.25), "zero_out", ["independently with probability 0.25", "blanking"]),
-    (privacy.Poisson(0.25), "replace_one", ["replacing any one scan by another"]),
-    (privacy.FixedSize(60, 1437), "replace_one", ["60 units without replacement"]),
-    (privacy.Stream(100, 1437), "zero_out", ["no amplification by sampling"]),
-    (privacy.FullBatch(), "zero_out", ["all units"]),
+    ("poisson", ["independently with probability 0.25", "blanking"]),
+    ("poisson replaced", ["replacing any one scan by another"]),
+    ("poisson unbounded", ["adding or removing any one scan (add-or-remove-one adjacency)"]),
+    ("truncated_poisson", ["cut to at most 600 units"]),
+    ("fixed_size", ["60 units without replacement"]),
+    ("stream", ["no amplification by sampling"]),
+    ("full_batch", ["all units"]),
   ],
 )
-def test_sampling_and_adjacency(facts, sampling, adjacency, words):
-  spec = privacy.PrivacySpec(epsilon=8.0, delta=1e-5, unit="scan", adjacency=adjacency)
-  record = privacy_json.privacy_record(facts(spec=spec, sampling=sampling, steps=3))
+def test_sampling_and_adjacency(name, words):
+  record = row_record(name)
   for word in words:
     assert word in statement(record)
   assert sampling_phrase(record) in statement_long(record)
@@ -38,9 +44,24 @@ def test_sampling_and_adjacency(facts, sampling, adjacency, words):
 
 def test_test_key_claims_nothing(facts):
   record = privacy_json.privacy_record(facts(test_key=True))
+  # Nor does what the ledger holds in all.
+  record["ledger"] |= {"releases": 2, "epsilon": 1.5}
   assert statement(record).startswith("Not private: fixed seed.")
-  assert "satisfy" not in statement(record)
+  assert "satisfy" not in statement(record) and "total" not in statement(record)
   assert "not private: fixed seed" in statement_long(record)
+  assert "Not private: fixed seed" in statement_long(record).split("\n")[1]
+
+
+def test_the_sampler_is_described_as_it_is(record):
+  """The smallest uniform behind a radius is half of 2^-bits, which the sampler returns."""
+  zero = jnp.zeros(1, jnp.uint32)
+  high, _ = gaussian.from_bits(zero, zero, zero, zero)
+  reach = float(jnp.hypot(high[0, 0], high[1, 0]))
+  words = re.search(r"radius from (\d+) random bits", statement_long(record))
+  assert words is not None
+  assert reach == pytest.approx(math.sqrt(2 * (int(words[1]) + 1) * math.log(2)), rel=1e-6)
+  # The broken variant, another number of bits, is told apart.
+  assert reach != pytest.approx(math.sqrt(2 * 65 * math.log(2)), rel=1e-3)
 
 
 def test_large_delta_is_warned_of(facts):
@@ -78,6 +99,15 @@ def test_plain_statement_says_so():
     ({"ledger_entries": []}, "ledger does not hold"),
     ({"expected_batch_size": 1436.0}, "divisor"),
     ({"num_units": None}, "num_units is None"),
+    (
+      {
+        "mechanism": privacy.Mechanism(
+          privacy.FullBatch(), 8.0, 3, 1.5, "add_or_remove_one", declared_batch_size=1437.0
+        ),
+        "spec": privacy.PrivacySpec(1.0, 1e-5, adjacency="add_or_remove_one"),
+      },
+      "to state the number of units is to break the guarantee",
+    ),
     ({"trainable_parameters": 43}, "trainable_parameters"),
     ({"spec": privacy.PrivacySpec(1.0, 1e-5, adjacency="replace_one")}, "adjacency"),
   ],

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from made_up_runs import write_release
+from made_up_runs import ROW_RUNS, fit_texts, row_record, write_release
 
 from dp_jax import privacy
 from dp_jax.privacy.ledger import Ledger, entry_hash
-from dp_jax.report import manifest, privacy_json, statement
+from dp_jax.report import manifest, model_card, privacy_json, statement
 from dp_jax.report.verify import verify_release
 
 # Numbers that nothing hangs on. There are none: the texts repeat every number that the accountants
@@ -58,8 +58,9 @@ def variants(value: float) -> list[float]:
 
 
 def forge(folder, record: dict[str, Any]) -> None:
-  """Writes a record with its digest and the manifest brought in line, as a forger would."""
+  """Writes a record with digest, model card and manifest brought in line, as a forger would."""
   record["digest"] = privacy_json.record_digest(record)
+  (folder / "model_card.md").write_text(model_card.model_card(record, {}), encoding="utf-8")
   (folder / "privacy.json").write_text(json.dumps(record), encoding="utf-8")
   manifest.write_manifest(folder)
 
@@ -86,20 +87,9 @@ def test_the_order_of_keys_does_not_count(release, record):
   assert verify_release(release).problems == []
 
 
-@pytest.mark.parametrize(
-  ("sampling", "adjacency", "steps"),
-  [
-    (privacy.Poisson(0.25), "zero_out", 20),
-    (privacy.Poisson(0.25), "replace_one", 10),
-    (privacy.FixedSize(60, 1437), "replace_one", 10),
-    (privacy.Stream(100, 1437), "zero_out", 30),
-  ],
-  ids=lambda value: getattr(value, "name", str(value)),
-)
-def test_other_rows_are_accepted(tmp_path, facts, sampling, adjacency, steps):
-  spec = privacy.PrivacySpec(epsilon=4.0, delta=1e-5, adjacency=adjacency)
-  record = privacy_json.privacy_record(facts(spec=spec, sampling=sampling, steps=steps))
-  write_release(tmp_path / "release", record)
+@pytest.mark.parametrize("name", ROW_RUNS)
+def test_every_row_is_accepted(tmp_path, name):
+  write_release(tmp_path / "release", row_record(name))
   assert verify_release(tmp_path / "release").problems == []
 
 
@@ -116,11 +106,19 @@ def test_every_number_counts(release, record):
   assert {name for name, _ in accepted} == set(INFORMATIVE), accepted
 
 
-def test_numbers_of_a_subsampled_run_count(tmp_path, facts):
+def test_every_evaluation_point_counts(release, record):
+  """Each text of the NIST mapping, changed alone; and with all other texts brought in line."""
+  for name, text in record["nist_sp_800_226"].items():
+    for forged_text in (text.replace(".", "!"), "This point holds without limits."):
+      forge(release, changed(record, ("nist_sp_800_226", name), forged_text))
+      assert verify_release(release).problems == [
+        "nist_sp_800_226 is not what the other fields say"
+      ]
+
+
+def test_numbers_of_a_subsampled_run_count(tmp_path):
   """The numbers that a Poisson run has and a full batch does not, and those of its accountants."""
-  spec = privacy.PrivacySpec(epsilon=4.0, delta=1e-5)
-  facts_ = facts(spec=spec, sampling=privacy.Poisson(0.25), steps=5)
-  record = privacy_json.privacy_record(facts_)
+  record = row_record("poisson")
   release = tmp_path / "release"
   write_release(release, record)
   for path in [
@@ -156,9 +154,7 @@ def test_derived_numbers_are_recomputed_not_only_compared_with_the_text(release,
     ("attacker", "trade_off", 2, "true_positive_rate_bound"),
   ]:
     forged = changed(record, path, at(record, path) * 0.99)
-    forged["statement"] = statement.statement(forged)
-    forged["statement_long"] = statement.statement_long(forged)
-    forge(release, forged)
+    forge(release, fit_texts(forged))
     assert verify_release(release).problems, path
 
 
@@ -177,9 +173,7 @@ def test_less_noise_is_found_even_where_everything_else_was_made_to_fit(release,
   forged["mean_stddev"] = weaker.stddev / record["expected_batch_size"]
   forged["releases"] = ledger.to_list()
   forged["ledger"] |= {"head": ledger.head}
-  forged["statement"] = statement.statement(forged)
-  forged["statement_long"] = statement.statement_long(forged)
-  forge(release, forged)
+  forge(release, fit_texts(forged))
   problems = verify_release(release).problems
   assert any(problem.startswith("epsilon is") for problem in problems)
 
@@ -217,9 +211,7 @@ def test_other_releases_on_the_same_data_are_added(tmp_path, facts):
   write_release(tmp_path / "release", record)
   assert verify_release(tmp_path / "release").problems == []
   forged = changed(record, ("ledger", "epsilon"), record["epsilon"])
-  for name in ("statement", "statement_long"):
-    forged[name] = getattr(statement, name)(forged)
-  forge(tmp_path / "release", forged)
+  forge(tmp_path / "release", fit_texts(forged))
   assert any(
     "ledger.epsilon" in problem for problem in verify_release(tmp_path / "release").problems
   )
@@ -255,10 +247,8 @@ def test_a_left_out_warning_is_found(tmp_path, facts):
   spec = privacy.PrivacySpec(epsilon=1.0, delta=1e-3)
   record = privacy_json.privacy_record(facts(spec=spec))
   forged = changed(record, ("warnings",), [])
-  for name in ("statement", "statement_long"):
-    forged[name] = getattr(statement, name)(forged)
   write_release(tmp_path / "release", forged)
-  forge(tmp_path / "release", forged)
+  forge(tmp_path / "release", fit_texts(forged))
   assert any("warnings" in problem for problem in verify_release(tmp_path / "release").problems)
 
 
@@ -270,14 +260,128 @@ def test_digest_and_manifest_are_checked(release, record):
   assert any("digest" in problem for problem in problems)
 
 
-def test_parameters_of_another_size_are_found(release):
-  data = (release / "params.safetensors").read_bytes()
-  (release / "params.safetensors").write_bytes(data.replace(b"[10,4]", b"[10,5]"))
+@pytest.mark.parametrize(
+  ("before", "after", "message"),
+  [
+    (b"", b"", "parameters.total"),
+    (b"[10,4]", b"[10,5]", "do not fit together"),
+    (b"[10,4]", b"[-10,-4]", "is not a length"),
+    (b"[10,4]", b"[4e1]", "is not a length"),
+    (b"F32", b"F64", "do not fit together"),
+    (b"\x00\x00", b"\x00", "bytes of numbers"),
+    (b"{", b"[", "cannot be read"),
+  ],
+)
+def test_other_parameters_are_found(release, record, before, after, message):
+  path = release / "params.safetensors"
+  data = path.read_bytes()
+  size = int.from_bytes(data[:8], "little")
+  head, body = data[8 : 8 + size], data[8 + size :]
+  if before.startswith(b"\x00"):
+    body = body[: len(body) // 2]
+  elif before:
+    head = head.replace(before, after).ljust(size)
+  path.write_bytes(len(head).to_bytes(8, "little") + head + body)
+  forged = record if before else changed(record, ("parameters", "total"), 41)
+  forge(release, fit_texts(copy.deepcopy(forged)))
+  problems = verify_release(release).problems
+  assert any(message in problem for problem in problems), problems
+
+
+def test_a_file_that_the_guarantee_does_not_cover_is_found(release):
+  (release / "losses.jsonl").write_text('{"loss": 0.7}', encoding="utf-8")
   manifest.write_manifest(release)
-  assert any("parameters.total" in problem for problem in verify_release(release).problems)
-  (release / "params.safetensors").write_bytes(b"\xff" * 64)
+  assert verify_release(release).problems == [
+    "'losses.jsonl' is no part of a release: the guarantee does not cover it"
+  ]
+
+
+@pytest.mark.parametrize("name", ["opening", "statement", "table of numbers"])
+def test_a_model_card_that_claims_something_else_is_found(release, record, name):
+  path = release / "model_card.md"
+  claim = model_card.claims(record)[name]
+  text = path.read_text(encoding="utf-8")
+  assert claim in text
+  path.write_text(text.replace(claim, claim.replace("1e-5", "1e-9")), encoding="utf-8")
   manifest.write_manifest(release)
-  assert any("safetensors" in problem for problem in verify_release(release).problems)
+  assert verify_release(release).problems == [
+    f"model_card.md does not say what privacy.json says: its {name} is missing or changed"
+  ]
+
+
+def test_a_release_without_its_model_card_is_found(release):
+  (release / "model_card.md").unlink()
+  manifest.write_manifest(release)
+  assert any("model_card.md cannot be read" in each for each in verify_release(release).problems)
+
+
+def test_a_reason_that_the_accountant_does_not_give_is_found(release, record):
+  forged = changed(record, ("accountant_reason",), "proved by hand; discretisation 1e-9")
+  forge(release, fit_texts(forged))
+  assert any("accountant_reason" in problem for problem in verify_release(release).problems)
+
+
+def test_a_version_that_only_looks_alike_is_found(release, record):
+  # Both were found in "dp-accounting 0.6.0" when one was only looked for in the other.
+  for version in ("0", ""):
+    forge(release, fit_texts(changed(record, ("software", "dp-accounting"), version)))
+    assert any("accountant_version" in problem for problem in verify_release(release).problems)
+
+
+def test_a_number_of_units_that_should_be_secret_is_found(tmp_path):
+  record = row_record("poisson unbounded")
+  record["treated_as_public"]["num_units"] = 1440
+  write_release(tmp_path / "release", record)
+  forge(tmp_path / "release", fit_texts(record))
+  problems = verify_release(tmp_path / "release").problems
+  assert any("breaks the guarantee" in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+  ("budget", "message"),
+  [
+    ({"epsilon": 0.5}, "over the ledger's budget of 0.5"),
+    ({"unit": "patient"}, "budget is for each 'patient'"),
+    ({"adjacency": "replace_one"}, "budget is for adjacency replace_one"),
+    ({}, None),
+  ],
+)
+def test_a_budget_in_the_ledger_has_to_hold(release, record, budget, message):
+  """A chain made anew around a budget that its releases overdraw, or that is another's."""
+  fields = {"epsilon": 1.0, "delta": 1e-5, "unit": "scan", "adjacency": "zero_out"} | budget
+  entries = [{"index": 0, "previous": "0" * 64, "kind": "budget", **fields}]
+  entries[0]["hash"] = entry_hash(entries[0])
+  entries.append({**record["releases"][0], "index": 1, "previous": entries[0]["hash"]})
+  entries[1]["hash"] = entry_hash(entries[1])
+  forged = changed(record, ("releases",), entries)
+  forged["ledger"] |= {"head": entries[1]["hash"], "count": 2}
+  forge(release, fit_texts(forged))
+  problems = verify_release(release).problems
+  assert problems == [] if message is None else any(message in problem for problem in problems)
+
+
+def test_an_entry_that_calls_itself_something_else_is_found(tmp_path, release, record):
+  """A second release that is renamed would otherwise count as an entry and cost nothing."""
+  other = {**record["releases"][0], "index": 1, "previous": record["releases"][0]["hash"]}
+  other["kind"] = "note"
+  other["hash"] = entry_hash(other)
+  forged = changed(record, ("releases",), [*record["releases"], other])
+  forged["ledger"] |= {"head": other["hash"], "count": 2}
+  forge(release, fit_texts(forged))
+  assert any("neither a release" in problem for problem in verify_release(release).problems)
+
+
+@pytest.mark.parametrize(
+  "text", ["1e400", "1" + "0" * 400, '"\\ud800"', "[" * 3000 + "]" * 3000, "NaN", '{"a":1,"a":1}']
+)
+def test_values_that_no_number_or_text_holds_are_rejected_without_an_exception(
+  release, record, text
+):
+  for path in (("epsilon",), ("unit",), ("mechanism", "clip_norm"), ("treated_as_public", "x")):
+    forged = json.dumps(changed(record, path, "@")).replace('"@"', text)
+    (release / "privacy.json").write_text(forged, encoding="utf-8")
+    manifest.write_manifest(release)
+    assert str(verify_release(release)).startswith("rejected")
 
 
 def test_test_key_is_printed(tmp_path, facts):

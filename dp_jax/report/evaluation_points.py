@@ -1,0 +1,224 @@
+"""What a run has to say to each point by which NIST SP 800-226 evaluates a guarantee.
+
+The guidelines order the points as a pyramid: the parameters and the unit on top, the algorithm with
+its utility and bias beneath, and at the bottom what surrounds the algorithm. A guarantee is worth
+no more than the weakest of them, so those that this record cannot vouch for say so.
+
+Near, Darais, Lefkovitz, Howarth 2025, NIST SP 800-226, doi:10.6028/NIST.SP.800-226.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dp_jax.report import formatting, statement
+
+Record = Mapping[str, Any]
+
+TITLES = {
+  "privacy_parameters": "Privacy parameters",
+  "unit_of_privacy": "Unit of privacy",
+  "other_releases": "Other releases of the same data",
+  "algorithm_and_correctness": "Algorithm and correctness",
+  "auditing": "Empirical audit",
+  "utility": "Utility",
+  "bias": "Bias",
+  "query_model": "Query model",
+  "trust_model": "Trust model",
+  "threat_model": "Threat model",
+  "implementation_and_side_channels": "Implementation and side channels",
+  "tuning": "Tuning of hyperparameters",
+  "security_and_access_control": "Data security and access control",
+  "data_collection": "Exposure by collecting the data",
+}
+
+# Where a reading of epsilon changes in the guidelines: strong up to the first, doubtful past the
+# second.
+_STRONG, _DOUBTFUL = 1.0, 10.0
+
+
+def evaluation_points(record: Record) -> dict[str, str]:
+  """The `nist_sp_800_226` field of privacy.json: evaluation point to a text about this run.
+
+  Args:
+    record: the content of privacy.json, as far as the statement reads it.
+
+  Returns:
+    One plain text for each key of TITLES, in their order; a function of the record alone.
+  """
+  return {
+    "privacy_parameters": _parameters(record),
+    "unit_of_privacy": _unit(record),
+    "other_releases": _other_releases(record),
+    "algorithm_and_correctness": _algorithm(record),
+    "auditing": (
+      "No attack was run against the model for this record. Its numbers are proved bounds, which "
+      "“python -m dp_jax verify” derives anew; an audit could refute them, not confirm "
+      "them."
+    ),
+    "utility": _utility(record),
+    "bias": _bias(record),
+    "query_model": (
+      "One release that was planned in advance: the budget was entered in the ledger before the "
+      "first step. Whoever queries the released model spends nothing further."
+    ),
+    "trust_model": (
+      "Central: the party that trained holds the data in the clear and is trusted with them. "
+      "Those who receive the release need not be."
+    ),
+    "threat_model": _threat(record),
+    "implementation_and_side_channels": _implementation(record),
+    "tuning": _tuning(record),
+    "security_and_access_control": (
+      "The guarantee is void for whoever can read the data, the master key, or the folders "
+      "private/ and checkpoints/ of the run. dp_jax makes those folders readable by their owner "
+      "alone, and deletes the keys when a run completes; how the machine, its backups and the data "
+      "themselves are protected is not recorded here."
+    ),
+    "data_collection": _collection(record),
+  }
+
+
+def titled(points: Mapping[str, str]) -> list[tuple[str, str]]:
+  """The points as (title, text), in the order of the guidelines."""
+  return [(title, points[name]) for name, title in TITLES.items()]
+
+
+def _parameters(record: Record) -> str:
+  epsilon, delta = record["epsilon"], record["delta"]
+  if record["randomness"]["test_key"]:
+    head = f"{statement.NOT_PRIVATE.capitalize()}. With a secret key: epsilon"
+  else:
+    head = "Epsilon"
+  text = (
+    f"{head} {formatting.round_up(epsilon)} at delta {formatting.plain(delta)}, approximate "
+    f"differential privacy. {_reading(epsilon)}"
+  )
+  num_units = record["treated_as_public"]["num_units"]
+  if num_units is None:
+    return (
+      f"{text} The number of units is not public, so delta is not compared with one over it here."
+    )
+  squared = delta * num_units**2
+  return (
+    f"{text} Delta is {formatting.round_up(delta * num_units, 3)} / N and "
+    f"{formatting.round_up(squared, 3)} / N^2, where N = {formatting.count(num_units)} is the "
+    f"number of units; the guidelines ask for at most 1 / N^2, which this "
+    f"{'meets' if squared <= 1 else 'does not meet'}."
+  )
+
+
+def _reading(epsilon: float) -> str:
+  if epsilon <= _STRONG:
+    return "The guidelines set no limit, and take an epsilon of up to about 1 for strong."
+  if epsilon < _DOUBTFUL:
+    return (
+      "The guidelines set no limit; this lies between about 1, up to which they take an epsilon "
+      "for strong, and about 10, from which they doubt that it protects much."
+    )
+  return (
+    "The guidelines set no limit, but from about 10 they doubt that an epsilon protects much, "
+    "outliers above all; the bounds on an attacker say what this mechanism still allows."
+  )
+
+
+def _unit(record: Record) -> str:
+  unit = statement.unit_name(record)
+  limit = record["max_records_per_unit"]
+  held = "one record" if limit == 1 else f"up to {formatting.count(limit)} records"
+  kind = (
+    "Unbounded: neighbours differ by one unit more or less, and their number is protected."
+    if record["adjacency"] == "add_or_remove_one"
+    else "Bounded: neighbours have the same number of units, which is public."
+  )
+  return (
+    f"One {unit}, holding {held}. {kind} What a person contributes is protected as a whole only "
+    f"if all of it lies in one {unit}; across several it is protected as a group, which is weaker."
+  )
+
+
+def _other_releases(record: Record) -> str:
+  ledger = record["ledger"]
+  if ledger["releases"] == 1:
+    text = "The ledger of this run holds no other release of the same data."
+  else:
+    text = (
+      f"The ledger holds {formatting.count(ledger['releases'])} releases of the same data, whose "
+      f"epsilon together is {formatting.round_up(ledger['epsilon'])} at the same delta."
+    )
+  return f"{text} What was released without being entered there adds to this and is not known here."
+
+
+def _algorithm(record: Record) -> str:
+  return (
+    "Noisy gradient descent: in each step the gradients of the units are clipped one by one, "
+    "summed, and the sum gets Gaussian noise before anything else uses it. Accounted by "
+    f"{statement.ACCOUNTANTS[record['accountant']]} of {record['accountant_version']}, a library "
+    "that others maintain. The sampler that ran and the event that was accounted come from one "
+    "object."
+  )
+
+
+def _utility(record: Record) -> str:
+  noise = (
+    f"The noise on the mean gradient of a step has a standard deviation of "
+    f"{formatting.short(record['mean_stddev'])} in each coordinate."
+  )
+  if record["declared"] == "public":
+    return f"{noise} The data were declared public, so report.html may show what was measured."
+  return (
+    f"{noise} The data were declared private, so measured accuracy stays with those who hold them "
+    "and is in no released file."
+  )
+
+
+def _bias(record: Record) -> str:
+  text = (
+    "The noise has mean zero; clipping shortens large gradients and does bias a step. Both can "
+    "cost small groups more than large ones."
+  )
+  if record["declared"] == "public":
+    return f"{text} report.html shows the accuracy of each class where it was measured."
+  return f"{text} Whether they did is not released; check the groups that matter before use."
+
+
+def _threat(record: Record) -> str:
+  unit = statement.unit_name(record)
+  known = (
+    "The key of this run came from a file: nothing holds against someone who has it. "
+    if record["randomness"]["test_key"]
+    else ""
+  )
+  generator = (
+    f"{record['randomness']['generator']} with keys of {record['randomness']['key_bits']} bits"
+  )
+  return (
+    f"{known}The attacker has the release, and may have every intermediate model, the code, this "
+    f"record and all data but one {unit}, and use any method short of predicting the random bits: "
+    f"that {generator} cannot be told from chance without the key is assumed."
+  )
+
+
+def _implementation(record: Record) -> str:
+  return (
+    "Arithmetic is on floats: clipping keeps a margin for rounding, the Gaussian draw reaches far "
+    f"into its tails, a delta of {formatting.plain(record['tail_delta'])} pays for what it cannot "
+    "reach, and the noised sum is rounded to a fixed grid. Timing, memory and the behaviour of the "
+    "machine that trained are not covered."
+  )
+
+
+def _tuning(record: Record) -> str:
+  chosen = formatting.one_line(record["hyperparameter_selection"], 600).rstrip(".")
+  return f"{chosen}. Clip norm, sampling and steps were fixed before the first step of this run."
+
+
+def _collection(record: Record) -> str:
+  limit = record["max_records_per_unit"]
+  used = "at most one record" if limit == 1 else f"at most {formatting.count(limit)} records"
+  return (
+    f"Training read {used} of each {statement.unit_name(record)}. Differential privacy limits what "
+    "the release tells, not what was collected; whether less would have done is not for this "
+    "record to say."
+  )
