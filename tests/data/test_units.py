@@ -135,7 +135,8 @@ def test_units_of_several_records():
     _array_source(labels), SPEC, max_records_per_unit=2, unit_ids=["b", "a", "b", "b", "c", "c"]
   )
   assert loader.num_units == 3 and loader.max_records_per_unit == 2
-  units, mask = loader.load(np.array([2, 0, 1]), 4)
+  # Units are numbered by their ids, so "a" is the first though "b" occurs before it.
+  units, mask = loader.load(np.array([2, 1, 0]), 4)
   assert units["image"].shape == (4, 2, 2, 3, 1)
   np.testing.assert_array_equal(units["label"], [[0, 0], [0, 2], [1, 0], [0, 0]])
   np.testing.assert_array_equal(
@@ -158,8 +159,17 @@ def test_what_contradicts_the_declaration_is_refused_at_once():
     UnitLoader(source, RecordSpec((8, 8, 1), 7, (0.0, 16.0)))
   with pytest.raises(ValueError, match="max_records_per_unit must be at least 1, not 0"):
     UnitLoader(_array_source([0]), SPEC, max_records_per_unit=0)
-  with pytest.raises(ValueError, match="2 unit_ids for 1 records"):
-    UnitLoader(_array_source([0]), SPEC, unit_ids=[1, 2])
+  for ids, units, message in (
+    ([1, 2], None, "2 unit_ids for 1 records"),
+    (["a"], ["a", "b", "a"], "units lists 3 ids, of which 2 differ"),
+    (["c"], ["a", "b"], "record 0 belongs to unit 'c', which is not among the units"),
+    (["a"], [("a", "b")], "entry 0 of units has the unit id"),
+    (None, ["a"], "units are given without unit_ids"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      UnitLoader(_array_source([0]), SPEC, unit_ids=ids, units=units)
+  with pytest.raises(ValueError, match="mix types that have no order"):
+    UnitLoader(_array_source([0, 1]), SPEC, unit_ids=["a", 1])
   for shape, classes, values in (
     ((2, 3), 4, (0.0, 1.0)),
     ((2, 3, 0), 4, (0.0, 1.0)),
