@@ -42,7 +42,8 @@ def privacy_profile(mechanism: Mechanism, delta: float) -> tuple[tuple[float, fl
     coarse = mechanism.account(max(delta, _RESOLVED_DELTA))
     if coarse.discretization is not None and math.isfinite(coarse.epsilon):
       pairs = _from_distribution(mechanism, coarse.epsilon, coarse.discretization)
-      return (*(pair for pair in pairs if pair[0] < found.epsilon), (found.epsilon, delta))
+      better = tuple(pair for pair in pairs if pair[0] < found.epsilon and pair[1] > delta)
+      return (*better, (found.epsilon, delta))
     return _from_deltas(dataclasses.replace(mechanism, accountant="rdp"), delta)
   return _from_deltas(mechanism, delta)
 

@@ -66,7 +66,7 @@ def rate(name: str, value: Any) -> float:
 
 
 def integer(name: str, value: Any, minimum: int = 1) -> int:
-  """Returns `value` as an int from `minimum` to 2^53, which a double holds, or raises ValueError."""
+  """Returns `value` as an int from `minimum` to 2^53 (a double holds it), or raises ValueError."""
   fix = f"give a whole number of at least {minimum}"
   if isinstance(value, bool) or not isinstance(value, numbers.Integral):
     raise ValueError(f"{name} is {value!r}, which is not a whole number; {fix}")
