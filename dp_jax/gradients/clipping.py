@@ -1,34 +1,21 @@
 """Clipped sums of per-unit gradients: `clipped_grad` takes the place of `jax.grad`."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.norms import clip_scales, per_unit_norms, scaled
+from dp_jax.gradients.engines import ENGINES, ClipAux, Engine, LossFn, clipped_sum
+from dp_jax.gradients.norms import clip_scales
 
 PyTree = Any
-LossFn = Callable[[PyTree, PyTree, Any], jax.Array]
-Engine = Literal["auto", "vmap"]
 
-ENGINES = ("auto", "vmap")
-
-
-class ClipAux(NamedTuple):
-  """What clipping saw of each unit. Not private: write it only under `private/`.
-
-  Attributes:
-    norms: float32[B], the L2 norms before clipping; 0 for padding.
-    losses: float32[B], the losses of the units; 0 for padding.
-  """
-
-  norms: jax.Array
-  losses: jax.Array
+MEMORY_BUDGET = 2**30
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +35,7 @@ class ClippedGrad:
   engine: Engine = "auto"
   microbatch_size: int | None = None
   compensated: bool = False
+  memory_budget: int = MEMORY_BUDGET
 
   def sensitivity(self, adjacency: str) -> float:
     """L2 sensitivity of the total, in units of the gradient, under an adjacency.
@@ -78,6 +66,7 @@ class ClippedGrad:
     Raises:
       ValueError: if the loss is not one real scalar, or the shapes do not fit.
     """
+    units = jax.tree.map(jnp.asarray, units)
     size = _num_units(units)
     mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
     if mask.shape != (size,) or mask.dtype != jnp.bool_:
@@ -96,7 +85,7 @@ class ClippedGrad:
   ) -> tuple[Compensated, ClipAux]:
     step = self.microbatch_size
     if step is None or step >= size:
-      return _vmap_engine(self.loss_fn, params, units, mask, keys, self.clip_norm)
+      return self._clipped_sum(params, units, mask, keys)
     count = -(-size // step)
 
     def chunk(x: jax.Array) -> jax.Array:
@@ -108,14 +97,20 @@ class ClippedGrad:
 
     def body(total: Compensated, xs: Any) -> tuple[Compensated, ClipAux]:
       some_units, some_mask, some_keys = xs
-      part, aux = _vmap_engine(
-        self.loss_fn, params, some_units, some_mask, some_keys, self.clip_norm
-      )
+      part, aux = self._clipped_sum(params, some_units, some_mask, some_keys)
       return pairs.add(total, part), aux
 
     inputs = (jax.tree.map(chunk, units), mask, jax.tree.map(chunk, keys))
     total, aux = jax.lax.scan(body, pairs.zeros_like(params), inputs)
     return total, ClipAux(*(x.reshape(-1)[:size] for x in aux))
+
+  def _clipped_sum(
+    self, params: PyTree, units: PyTree, mask: jax.Array, keys: Any
+  ) -> tuple[Compensated, ClipAux]:
+    scales_of = functools.partial(clip_scales, clip_norm=self.clip_norm)
+    return clipped_sum(
+      self.engine, self.loss_fn, params, units, mask, keys, scales_of, self.memory_budget
+    )
 
 
 def clipped_grad(
@@ -125,6 +120,7 @@ def clipped_grad(
   engine: Engine = "auto",
   microbatch_size: int | None = None,
   compensated: bool = False,
+  memory_budget: int = MEMORY_BUDGET,
 ) -> ClippedGrad:
   """Replaces `jax.grad`: the sum over units of their gradients, each clipped to `clip_norm`.
 
@@ -137,9 +133,12 @@ def clipped_grad(
       an operation across examples (batch normalisation in training mode, a loss that is normalised
       over the batch) cannot be written by accident.
     clip_norm: the bound C > 0, in units of the gradient.
-    engine: how the sum is computed; `vmap` is the reference, `auto` chooses.
+    engine: `vmap` makes every unit's gradient, and is the reference; `ghost` makes none where a
+      rule allows it, and refuses a primitive that it has no rule for; `auto` is ghost where that
+      is sound, and vmap where not.
     microbatch_size: the most units whose gradients are held at a time; None means all.
     compensated: return the total as a `Compensated` (sum, error) pair.
+    memory_budget: bytes of instantiated gradients that the ghost engine may keep at a time.
 
   Returns:
     A `ClippedGrad`, to be called with `(params, units, mask, key)`.
@@ -156,40 +155,7 @@ def clipped_grad(
     raise ValueError(f"engine {engine!r} is not one of {', '.join(ENGINES)}.")
   if microbatch_size is not None and microbatch_size < 1:
     raise ValueError(f"microbatch_size must be at least 1 or None, got {microbatch_size!r}.")
-  return ClippedGrad(loss_fn, float(clip_norm), engine, microbatch_size, compensated)
-
-
-def clip_and_sum(grads: PyTree, mask: jax.Array, clip_norm: float) -> tuple[Compensated, jax.Array]:
-  """Clips each unit's gradient to `clip_norm` in L2 and sums over units.
-
-  Adding or removing one unit moves the sum by at most `clip_norm`, whatever the unit holds: one
-  whose norm is not finite counts as zero.
-
-  Args:
-    grads: leaves float[B, ...], the gradient of each unit's loss.
-    mask: bool[B]; False marks padding, which adds exactly zero.
-    clip_norm: the bound C > 0, in units of the gradient.
-
-  Returns:
-    The sum, a pair of leaves float32[...], and the norms before clipping, float32[B]. The norms
-    are not private.
-  """
-  grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
-  norms = per_unit_norms(grads)
-  scales = clip_scales(norms, mask, clip_norm)
-  return pairs.sum_units(jax.tree.map(lambda g: scaled(g, scales), grads)), norms
-
-
-def _vmap_engine(
-  loss_fn: LossFn, params: PyTree, units: PyTree, mask: jax.Array, keys: Any, clip_norm: float
-) -> tuple[Compensated, ClipAux]:
-  """The reference engine: every unit's gradient is materialised."""
-  in_axes = (None, 0, None if keys is None else 0)
-  losses, grads = jax.vmap(jax.value_and_grad(loss_fn), in_axes)(params, units, keys)
-  total, norms = clip_and_sum(grads, mask, clip_norm)
-  zero = jnp.zeros_like(norms)
-  losses = losses.astype(jnp.float32)
-  return total, ClipAux(jnp.where(mask, norms, zero), jnp.where(mask, losses, zero))
+  return ClippedGrad(loss_fn, float(clip_norm), engine, microbatch_size, compensated, memory_budget)
 
 
 def _check_loss(loss_fn: LossFn, params: PyTree, units: PyTree, keys: Any) -> None:

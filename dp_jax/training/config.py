@@ -132,7 +132,7 @@ class TrainConfig:
   label_smoothing: float = 0.0
   weight_decay: float = 0.0
   ema: float = 0.0
-  engine: Literal["auto", "vmap"] = "auto"
+  engine: Literal["auto", "vmap", "ghost"] = "auto"
   microbatch_size: int = 128
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from dp_jax.evaluation.classification import ClassificationSums, evaluate
 from dp_jax.gradients import compensated as pairs
-from dp_jax.gradients.clipping import ClipAux
+from dp_jax.gradients.engines import ClipAux
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.samplers import Sampler

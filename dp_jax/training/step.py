@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from dp_jax.gradients import compensated as pairs
-from dp_jax.gradients.clipping import ClipAux, LossFn, clipped_grad
+from dp_jax.gradients.clipping import clipped_grad
 from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.engines import ClipAux, LossFn
 from dp_jax.gradients.noise import add_noise
 from dp_jax.gradients.optimizers import update_average
 

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 import dp_jax
-from dp_jax.gradients.clipping import clip_and_sum
 from dp_jax.gradients.norms import per_unit_norms
 
 
@@ -45,11 +44,12 @@ def _reference(params, units, mask, clip_norm):
 
 @pytest.mark.parametrize("microbatch_size", [None, 1, 3, 7, 100])
 @pytest.mark.parametrize("compensated", [False, True])
-def test_agrees_with_a_loop_over_units(problem, microbatch_size, compensated):
+@pytest.mark.parametrize("engine", ["vmap", "ghost"])
+def test_agrees_with_a_loop_over_units(problem, microbatch_size, compensated, engine):
   params, units = problem
   mask = np.array([1, 1, 0, 1, 1, 1, 0], bool)
   grad_fn = dp_jax.clipped_grad(
-    loss_fn, 1.5, engine="vmap", microbatch_size=microbatch_size, compensated=compensated
+    loss_fn, 1.5, engine=engine, microbatch_size=microbatch_size, compensated=compensated
   )
   total, aux = jax.jit(grad_fn)(params, units, mask, None)
   expected, norms = _reference(params, units, mask, 1.5)
@@ -95,11 +95,13 @@ def test_norms_neither_overflow_nor_vanish(scale):
 
 
 @pytest.mark.parametrize("clip_norm", [1e-6, 1.0, 1e6])
-def test_no_unit_contributes_more_than_the_clip_norm_however_large(clip_norm):
+@pytest.mark.parametrize("engine", ["vmap", "ghost"])
+def test_no_unit_contributes_more_than_the_clip_norm_however_large(clip_norm, engine):
   """Entries over the whole range of float32: near its top, reciprocals are flushed to zero."""
   entries = np.float32(10.0) ** np.arange(-44, 39, dtype=np.float32)
   entries = np.concatenate([entries, np.float32([6e37, 9e37, 2**126, 2**127, 3.4e38])])
-  clip = jax.jit(lambda g: clip_and_sum({"w": g}, np.ones(1, bool), clip_norm)[0].sum["w"])
+  linear = dp_jax.clipped_grad(lambda w, unit, key: jnp.dot(w, unit), clip_norm, engine=engine)
+  clip = jax.jit(lambda rows: linear(jnp.zeros(40), rows)[0])
   for entry in entries:
     for row in ([entry] + [0.0] * 39, [entry] * 40, [entry, -entry] * 20):
       total = np.asarray(clip(np.float32([row])), np.float64)

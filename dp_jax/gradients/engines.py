@@ -1,0 +1,106 @@
+"""The engines that compute a clipped sum: per-unit gradients by vmap, or ghost clipping."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from dp_jax.gradients import compensated as pairs
+from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.ghost import engine as ghost
+from dp_jax.gradients.ghost.interpreter import UnsupportedError
+from dp_jax.gradients.norms import per_unit_norms, scaled
+
+PyTree = Any
+LossFn = Callable[[PyTree, PyTree, Any], jax.Array]
+# (norms float32[B], mask bool[B]) -> what each gradient is multiplied with, float32[B]
+ScalesOf = Callable[[jax.Array, jax.Array], jax.Array]
+Engine = Literal["auto", "vmap", "ghost"]
+
+ENGINES = ("auto", "vmap", "ghost")
+
+_log = logging.getLogger(__name__)
+_told: set[str] = set()
+
+
+class ClipAux(NamedTuple):
+  """What clipping saw of each unit. Not private: write it only under `private/`.
+
+  Attributes:
+    norms: float32[B], the L2 norms before clipping (the ghost engine's are upper bounds, by no
+      more than rounding); 0 for padding.
+    losses: float32[B], the losses of the units; 0 for padding.
+  """
+
+  norms: jax.Array
+  losses: jax.Array
+
+
+def clipped_sum(
+  engine: Engine,
+  loss_fn: LossFn,
+  params: PyTree,
+  units: PyTree,
+  mask: jax.Array,
+  keys: Any,
+  scales_of: ScalesOf,
+  memory_budget: int,
+) -> tuple[Compensated, ClipAux]:
+  """Sums the scaled gradients of a batch of units.
+
+  Args:
+    engine: "vmap" makes every unit's gradient; "ghost" makes none, and refuses a primitive that
+      it has no rule for; "auto" is ghost where that is sound, and vmap otherwise.
+    loss_fn: (params, unit, key) -> scalar.
+    params: the parameters.
+    units: leaves [B, ...].
+    mask: bool[B].
+    keys: a key a unit, or None.
+    scales_of: what each gradient is multiplied with, from its norm.
+    memory_budget: bytes of instantiated gradients that the ghost engine may keep.
+
+  Raises:
+    ValueError: under "ghost", naming the primitive and the parameter that has no rule.
+  """
+  if engine == "vmap":
+    return _by_vmap(loss_fn, params, units, mask, keys, scales_of)
+  one, one_key = jax.tree.map(lambda x: x[0], (units, keys))
+  try:
+    traced = ghost.trace(loss_fn, params, one, one_key)
+    if engine == "ghost":
+      ghost.check_known(traced)
+  except UnsupportedError as error:
+    if engine == "ghost":
+      raise
+    _tell_once(f"clipping by vmap, since ghost clipping cannot serve this loss: {error}")
+    return _by_vmap(loss_fn, params, units, mask, keys, scales_of)
+  total, norms, losses = ghost.clipped_sum(
+    traced, params, units, mask, keys, scales_of, memory_budget
+  )
+  return total, _aux(norms, losses, mask)
+
+
+def _by_vmap(
+  loss_fn: LossFn, params: PyTree, units: PyTree, mask: jax.Array, keys: Any, scales_of: ScalesOf
+) -> tuple[Compensated, ClipAux]:
+  """The reference engine: every unit's gradient is materialised."""
+  in_axes = (None, 0, None if keys is None else 0)
+  losses, grads = jax.vmap(jax.value_and_grad(loss_fn), in_axes)(params, units, keys)
+  grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+  norms = per_unit_norms(grads)
+  scales = scales_of(norms, mask)
+  total = pairs.sum_units(jax.tree.map(lambda g: scaled(g, scales), grads))
+  return total, _aux(norms, losses, mask)
+
+
+def _aux(norms: jax.Array, losses: jax.Array, mask: jax.Array) -> ClipAux:
+  losses = losses.astype(jnp.float32)
+  return ClipAux(jnp.where(mask, norms, 0.0), jnp.where(mask, losses, 0.0))
+
+
+def _tell_once(message: str) -> None:
+  if message not in _told:
+    _told.add(message)
+    _log.warning(message)

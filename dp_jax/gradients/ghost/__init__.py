@@ -1,0 +1,15 @@
+"""Ghost clipping of any JAX function: the clipped sum without per-unit gradients.
+
+The loss of one unit is traced to a jaxpr. Where a value that comes from parameters alone meets one
+that depends on the unit, a zero *tap* is added to the result; the gradient in the taps gives every
+cotangent in one backward pass, and from cotangents and operands follow norms and clipped sum.
+
+  interpreter.py  follows which values come from parameters, and records each meeting (a Use)
+  plan.py         chooses a rule for each parameter, from its uses
+  rules.py        the rules: squared norms, and clipped sums, of one kind of use
+  engine.py       puts them together
+  explain.py      the choices as a table
+
+Goodfellow 2015, arXiv:1510.01799 (outer products); Li et al. 2021, arXiv:2110.05679 (Gram
+matrices); Bu et al. 2022, arXiv:2205.10683 (mixed); here for any function, by its jaxpr.
+"""

@@ -1,0 +1,302 @@
+"""Evaluates a jaxpr and follows which values derive from parameters alone.
+
+Every value is one of three kinds: constant, derived from parameters, or dependent on the unit
+(data). An equation that has both a parameter and a data operand is a *use* of the parameters:
+its outputs get a tap, and count as data from there on. Nothing else combines the two, so no use
+can be missed; a primitive that is not known is a use like any other.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jex_core
+
+# Calls that are looked into. Their bodies are what they compute; a custom derivative is not.
+_INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "remat2": "jaxpr",
+            "checkpoint": "jaxpr", "core_call": "call_jaxpr"}  # fmt: skip
+# A longer scan that mixes parameters and data stays one equation.
+MAX_UNROLL = 128
+
+
+class UnsupportedError(ValueError):
+  """The ghost engine has no sound way to clip this loss; the vmap engine has."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+  """Where a value that derives from parameters comes from.
+
+  Attributes:
+    roots: indices of the parameters that it depends on.
+    structural: whether it is one parameter, rearranged or converted: then norms are the same.
+    axes: for each axis of the value, the axis of the parameter, or None for one of size 1 that was
+      added; None altogether where axes were merged or split.
+    index: which slice of the parameter's first axis it is, inside an unrolled scan.
+  """
+
+  roots: frozenset[int]
+  structural: bool = False
+  axes: tuple[int | None, ...] | None = None
+  index: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+  """A value of the evaluation: `origin` is set if it derives from parameters."""
+
+  array: Any
+  is_data: bool = False
+  origin: Origin | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Use:
+  """One equation in which parameters meet data.
+
+  Attributes:
+    eqn: the equation.
+    weights: (position among the operands, origin) of each parameter operand.
+    data: positions of the data operands.
+    constants: position -> value of the other operands.
+    outputs: positions of the outputs that carry a gradient, and so a tap.
+  """
+
+  eqn: Any
+  weights: tuple[tuple[int, Origin], ...]
+  data: tuple[int, ...]
+  constants: dict[int, Any]
+  outputs: tuple[int, ...]
+
+  @property
+  def name(self) -> str:
+    return self.eqn.primitive.name
+
+  def apply(self, weights: Sequence[Any], data: Sequence[Any]) -> list[jax.Array]:
+    """The outputs that carry a gradient, as a function of the operands."""
+    operands: list[Any] = [None] * len(self.eqn.invars)
+    for (position, _), value in zip(self.weights, weights, strict=True):
+      operands[position] = value
+    for position, value in zip(self.data, data, strict=True):
+      operands[position] = value
+    for position, value in self.constants.items():
+      operands[position] = value
+    outputs = bind(self.eqn, operands)
+    return [outputs[position] for position in self.outputs]
+
+
+class Visitor:
+  """What happens at each use. The base class is blind to data: it follows parameters alone."""
+
+  with_data = False
+
+  def use(self, use: Use, weights: list[Any], data: list[Any]) -> list[Any] | None:
+    """Called in order; returns the outputs, or None where data is not followed."""
+    raise NotImplementedError
+
+
+class Recorder(Visitor):
+  """Collects the uses and their parameter operands, without any data."""
+
+  def __init__(self) -> None:
+    self.uses: list[Use] = []
+    self.weights: list[list[Any]] = []
+
+  def use(self, use: Use, weights: list[Any], data: list[Any]) -> None:
+    self.uses.append(use)
+    self.weights.append(weights)
+
+
+class Tapper(Visitor):
+  """Evaluates with data; adds taps to the outputs of uses and saves their data operands."""
+
+  with_data = True
+
+  def __init__(self, taps: Sequence[Sequence[Any]]):
+    self._taps = iter(taps)
+    self.saved: list[list[Any]] = []
+
+  def use(self, use: Use, weights: list[Any], data: list[Any]) -> list[Any]:
+    operands: list[Any] = [None] * len(use.eqn.invars)
+    for (position, _), value in zip(use.weights, weights, strict=True):
+      operands[position] = value
+    for position, value in zip(use.data, data, strict=True):
+      operands[position] = value
+    for position, value in use.constants.items():
+      operands[position] = value
+    outputs = bind(use.eqn, operands)
+    for position, tap in zip(use.outputs, next(self._taps), strict=True):
+      outputs[position] = outputs[position] + tap
+    self.saved.append(data)
+    return outputs
+
+
+def bind(eqn: Any, operands: Sequence[Any]) -> list[Any]:
+  """Evaluates one equation."""
+  found = eqn.primitive.get_bind_params(eqn.params)
+  # Older versions of jax return the functions of a call beside its parameters.
+  functions, params = found if isinstance(found, tuple) else ((), found)
+  outputs = eqn.primitive.bind(*functions, *operands, **params)
+  return list(outputs) if eqn.primitive.multiple_results else [outputs]
+
+
+def evaluate(
+  jaxpr: Any, consts: Sequence[Value], args: Sequence[Value], visitor: Visitor
+) -> list[Value]:
+  """Evaluates a jaxpr.
+
+  Args:
+    jaxpr: what to evaluate.
+    consts: values of its constants.
+    args: values of its inputs.
+    visitor: told of each use.
+
+  Returns:
+    The outputs. Without data their arrays are None.
+  """
+  env: dict[Any, Value] = {}
+
+  def read(atom: Any) -> Value:
+    return Value(atom.val) if isinstance(atom, jex_core.Literal) else env[atom]
+
+  env.update(zip(jaxpr.constvars, consts, strict=True))
+  env.update(zip(jaxpr.invars, args, strict=True))
+  for eqn in jaxpr.eqns:
+    inputs = [read(atom) for atom in eqn.invars]
+    outputs = _equation(eqn, inputs, visitor)
+    env.update(zip(eqn.outvars, outputs, strict=True))
+  return [read(atom) for atom in jaxpr.outvars]
+
+
+def _equation(eqn: Any, inputs: list[Value], visitor: Visitor) -> list[Value]:
+  from_params = [v for v in inputs if v.origin is not None]
+  any_data = any(v.is_data for v in inputs)
+  name = eqn.primitive.name
+  if from_params and name in _INLINED:
+    inner = eqn.params[_INLINED[name]]
+    closed = hasattr(inner, "consts")
+    consts = [Value(c) for c in inner.consts] if closed else []
+    return evaluate(inner.jaxpr if closed else inner, consts, inputs, visitor)
+  if from_params and any_data and name == "scan" and eqn.params["length"] <= MAX_UNROLL:
+    return _scan(eqn, inputs, visitor)
+  if not from_params:
+    if any_data and not visitor.with_data:
+      return [Value(None, is_data=True) for _ in eqn.outvars]
+    return [Value(x, is_data=any_data) for x in bind(eqn, [v.array for v in inputs])]
+  if not any_data:
+    arrays = bind(eqn, [v.array for v in inputs])
+    origins = [_derive(eqn, inputs, var.aval) for var in eqn.outvars]
+    return [Value(a, origin=o) for a, o in zip(arrays, origins, strict=True)]
+  return _use(eqn, inputs, visitor)
+
+
+def _use(eqn: Any, inputs: list[Value], visitor: Visitor) -> list[Value]:
+  weights = [(i, v) for i, v in enumerate(inputs) if v.origin is not None]
+  data = [(i, v) for i, v in enumerate(inputs) if v.is_data]
+  use = Use(
+    eqn,
+    tuple((i, v.origin) for i, v in weights if v.origin is not None),
+    tuple(i for i, _ in data),
+    {i: v.array for i, v in enumerate(inputs) if v.origin is None and not v.is_data},
+    tuple(i for i, var in enumerate(eqn.outvars) if _is_inexact(var.aval)),
+  )
+  if not use.outputs:  # a comparison, say: no gradient passes
+    if not visitor.with_data:
+      return [Value(None, is_data=True) for _ in eqn.outvars]
+    return [Value(x, is_data=True) for x in bind(eqn, [v.array for v in inputs])]
+  outputs = visitor.use(use, [v.array for _, v in weights], [v.array for _, v in data])
+  outputs = [None] * len(eqn.outvars) if outputs is None else outputs
+  return [Value(x, is_data=True) for x in outputs]
+
+
+def _derive(eqn: Any, inputs: list[Value], out: Any) -> Origin | None:
+  """The origin of an output that depends on parameters and constants alone."""
+  if not _is_inexact(out):
+    return None  # an integer or boolean carries no gradient: a constant
+  origins = [v.origin for v in inputs if v.origin is not None]
+  roots = frozenset().union(*(o.roots for o in origins))
+  first = origins[0]
+  if len(inputs) != 1 or not first.structural:
+    return Origin(roots)
+  shape, axes = eqn.invars[0].aval.shape, first.axes
+  name = eqn.primitive.name
+  if name in ("convert_element_type", "copy", "copy_p"):
+    return dataclasses.replace(first)
+  if name == "transpose":
+    permuted = None if axes is None else tuple(axes[i] for i in eqn.params["permutation"])
+    return dataclasses.replace(first, axes=permuted)
+  if name in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim") and _size(out) == _size(
+    eqn.invars[0].aval
+  ):
+    return dataclasses.replace(first, axes=_reshaped(shape, axes, out.shape))
+  return Origin(roots)
+
+
+def _reshaped(
+  shape: tuple[int, ...], axes: tuple[int | None, ...] | None, new_shape: tuple[int, ...]
+) -> tuple[int | None, ...] | None:
+  """Axes after a reshape that only adds or drops axes of size 1; None after any other."""
+  if axes is None or [d for d in shape if d != 1] != [d for d in new_shape if d != 1]:
+    return None
+  left = [axis for axis, d in zip(axes, shape, strict=True) if d != 1]
+  return tuple(None if d == 1 else left.pop(0) for d in new_shape)
+
+
+def _scan(eqn: Any, inputs: list[Value], visitor: Visitor) -> list[Value]:
+  """Unrolls a scan, so that each iteration's slice of a stacked parameter is a use of its own."""
+  params = eqn.params
+  num_consts, num_carry, length = params["num_consts"], params["num_carry"], params["length"]
+  body = params["jaxpr"]
+  consts, carry = inputs[:num_consts], inputs[num_consts : num_consts + num_carry]
+  xs = inputs[num_consts + num_carry :]
+  stacked: list[list[Value]] = [[] for _ in eqn.outvars[num_carry:]]
+  order = range(length - 1, -1, -1) if params["reverse"] else range(length)
+  for i in order:
+    args = [*consts, *carry, *(_slice(x, i) for x in xs)]
+    outputs = evaluate(body.jaxpr, [Value(c) for c in body.consts], args, visitor)
+    carry = outputs[:num_carry]
+    for column, value in zip(stacked, outputs[num_carry:], strict=True):
+      column.append(value)
+  if params["reverse"]:
+    stacked = [column[::-1] for column in stacked]
+  return [*carry, *(_stack(column) for column in stacked)]
+
+
+def _slice(value: Value, i: int) -> Value:
+  array = None if value.array is None else value.array[i]
+  origin = value.origin
+  if origin is not None:
+    whole = origin.structural and origin.axes is not None and origin.axes[:1] == (0,)
+    if whole and origin.index is None:
+      origin = dataclasses.replace(origin, axes=origin.axes[1:], index=i)  # type: ignore[index]
+    else:
+      origin = Origin(origin.roots)
+  return Value(array, value.is_data, origin)
+
+
+def _stack(column: list[Value]) -> Value:
+  is_data = any(v.is_data for v in column)
+  roots = frozenset().union(*(v.origin.roots for v in column if v.origin is not None))
+  if is_data and roots:
+    # Stacking them would combine parameters and data without a use.
+    raise UnsupportedError(
+      "a scan collects an output that depends on the unit in some iterations and on parameters"
+      " alone in others"
+    )
+  if any(v.array is None for v in column):
+    return Value(None, is_data=True)
+  array = jnp.stack([v.array for v in column])
+  return Value(array, is_data, Origin(roots) if roots and not is_data else None)
+
+
+def _is_inexact(aval: Any) -> bool:
+  return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def _size(aval: Any) -> int:
+  size = 1
+  for dimension in aval.shape:
+    size *= dimension
+  return size

@@ -1,0 +1,171 @@
+"""Rules: squared norm and clipped sum of the per-unit gradients of one kind of use.
+
+For each unit of a batch, a *contraction* is a parameter's gradient as a sum of outer products
+sum_t x_t (x) c_t of operands and cotangents: matrix products, convolutions (x are patches) and
+embeddings (x are one-hot rows, never made). Its squared norm is computed from Gram matrices,
+sum_ts (x_t . x_s)(c_t . c_s), or by making the sum, whichever is cheaper.
+
+A norm is an upper bound. Both forms cancel: with activations of 200 and tokens that cancel, a
+rounded Gram sum can come out far too small, or negative. So the worst rounding error is added,
+n 2^-24 times the same sum of magnitudes, and the magnitudes are those of the tokens' norms.
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+
+_UNIT_ROUNDOFF = 2.0**-24
+_HIGHEST = jax.lax.Precision.HIGHEST
+
+
+@dataclasses.dataclass(frozen=True)
+class Contraction:
+  """Gradients sum_t x_t (x) c_t of a batch of units.
+
+  Attributes:
+    operand: float[B, N, T, K]; N are independent blocks (batch axes of the product, groups).
+    cotangent: float[B, N, T, O].
+  """
+
+  operand: jax.Array
+  cotangent: jax.Array
+
+  @property
+  def sizes(self) -> tuple[int, int, int, int]:
+    """(N, T, K, O)."""
+    _, blocks, tokens, inputs = self.operand.shape
+    return blocks, tokens, inputs, self.cotangent.shape[-1]
+
+
+def gram_is_cheaper(blocks: int, tokens: int, inputs: int, outputs: int) -> bool:
+  """Whether Gram matrices cost fewer operations than the gradients themselves."""
+  del blocks  # both costs are proportional to it
+  return tokens * (inputs + outputs) <= inputs * outputs
+
+
+def squared_norms(c: Contraction) -> jax.Array:
+  """Upper bounds of the squared norms, float32[B]."""
+  x, cot = c.operand.astype(jnp.float32), c.cotangent.astype(jnp.float32)
+  _, tokens, inputs, outputs = c.sizes
+  if tokens == 1:
+    # One outer product: a product of two norms, without cancellation.
+    return jnp.sum(_dot(x, x) * _dot(cot, cot), axis=(1, 2))
+  magnitude = jnp.sum(jnp.sqrt(_dot(x, x) * _dot(cot, cot)), axis=2)  # [B, N]
+  if gram_is_cheaper(*c.sizes):
+    grams = _gram(x, x) * _gram(cot, cot)
+    error = (inputs + outputs + 2 * tokens) * _UNIT_ROUNDOFF * jnp.square(magnitude)
+    return jnp.sum(jnp.maximum(jnp.sum(grams, axis=(2, 3)), 0.0) + error, axis=1)
+  grads = jnp.einsum("bntk,bnto->bnko", x, cot, precision=_HIGHEST)
+  norms = jnp.sqrt(jnp.sum(jnp.square(grads), axis=(2, 3)))
+  return jnp.sum(jnp.square(norms + tokens * _UNIT_ROUNDOFF * magnitude), axis=1)
+
+
+def clipped_sum(c: Contraction, scales: jax.Array) -> jax.Array:
+  """sum_b scales_b sum_t x_t (x) c_t: float32[N, K, O].
+
+  A unit of scale zero contributes zero, whatever it holds.
+  """
+  keep = scales.reshape(-1, 1, 1, 1) != 0
+  x = jnp.where(keep, c.operand, 0).astype(jnp.float32)
+  cot = jnp.where(keep, c.cotangent, 0).astype(jnp.float32) * scales.reshape(-1, 1, 1, 1)
+  return jnp.einsum("bntk,bnto->nko", x, cot, precision=_HIGHEST)
+
+
+def concatenate(contractions: list[Contraction]) -> Contraction:
+  """The contraction of a parameter that is used several times in the same way."""
+  return Contraction(
+    jnp.concatenate([c.operand.astype(jnp.float32) for c in contractions], axis=2),
+    jnp.concatenate([c.cotangent.astype(jnp.float32) for c in contractions], axis=2),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+  """Gradients of a table of rows: sum_t onehot(id_t) (x) c_t of a batch of units.
+
+  Attributes:
+    rows: int32[B, T]; a negative one is a lookup outside the table, without gradient.
+    cotangent: float[B, T, D].
+    num_rows: rows of the table.
+  """
+
+  rows: jax.Array
+  cotangent: jax.Array
+  num_rows: int
+
+
+def lookup_squared_norms(lookup: Lookup) -> jax.Array:
+  """Upper bounds of the squared norms, float32[B]: repeated rows add up before the square."""
+  rows, cot = lookup.rows, _lookup_cotangent(lookup)
+  same = rows[:, :, None] == rows[:, None, :]
+  tokens, width = cot.shape[1:]
+  magnitude = jnp.sum(jnp.sqrt(_dot(cot, cot)), axis=1)
+  total = jnp.sum(jnp.where(same, _gram(cot, cot), 0.0), axis=(1, 2))
+  error = (width + 2 * tokens) * _UNIT_ROUNDOFF * jnp.square(magnitude)
+  return jnp.maximum(total, 0.0) + (error if tokens > 1 else 0.0)
+
+
+def lookup_clipped_sum(lookup: Lookup, scales: jax.Array) -> jax.Array:
+  """float32[num_rows, D]."""
+  keep = scales.reshape(-1, 1, 1) != 0
+  cot = jnp.where(keep, _lookup_cotangent(lookup), 0.0) * scales.reshape(-1, 1, 1)
+  rows = jnp.maximum(lookup.rows, 0).reshape(-1)
+  table = jnp.zeros((lookup.num_rows, cot.shape[-1]), jnp.float32)
+  return table.at[rows].add(cot.reshape(-1, cot.shape[-1]))
+
+
+def tied_squared_norms(lookup: Lookup, product: Contraction) -> jax.Array:
+  """Upper bounds for a table that is looked up and multiplied with: both terms and the cross term.
+
+  Args:
+    lookup: of the table [V, D].
+    product: operand [B, 1, T, D] and cotangent [B, 1, T, V], the gradient of its rows.
+
+  Returns:
+    float32[B]; |A + B|^2 = |A|^2 + |B|^2 + 2 <A, B>, where the cross term needs the cotangent of
+    the looked-up columns only.
+  """
+  x = product.operand[:, 0].astype(jnp.float32)
+  logits = product.cotangent[:, 0].astype(jnp.float32)
+  cot = _lookup_cotangent(lookup)
+  rows = jnp.maximum(lookup.rows, 0)
+  columns = jnp.take_along_axis(logits, rows[:, None, :], axis=2)  # [B, T, S]
+  inner = jnp.einsum("btd,bsd->bts", x, cot, precision=_HIGHEST)
+  cross = jnp.sum(columns * inner, axis=(1, 2))
+  tokens, width = cot.shape[1:]
+  magnitude = jnp.sum(jnp.sqrt(_dot(x, x)), axis=1) * jnp.sum(jnp.sqrt(_dot(cot, cot)), axis=1)
+  largest = jnp.max(jnp.abs(columns), axis=(1, 2), initial=0.0)
+  error = (width + 2 * tokens + 2 * x.shape[1]) * _UNIT_ROUNDOFF * magnitude * largest
+  separate = lookup_squared_norms(lookup) + squared_norms(product)
+  return jnp.maximum(separate + 2 * cross, 0.0) + 2 * error
+
+
+def _lookup_cotangent(lookup: Lookup) -> jax.Array:
+  inside = (lookup.rows >= 0)[:, :, None]
+  return jnp.where(inside, lookup.cotangent.astype(jnp.float32), 0.0)
+
+
+def _dot(x: jax.Array, y: jax.Array) -> jax.Array:
+  return jnp.sum(x * y, axis=-1)
+
+
+def _gram(x: jax.Array, y: jax.Array) -> jax.Array:
+  """[..., T, K] -> [..., T, T]."""
+  return jnp.einsum("...tk,...sk->...ts", x, y, precision=_HIGHEST)
+
+
+def flops(kind: str, sizes: tuple[int, int, int, int]) -> int:
+  """Floating-point operations a unit of the norm, by rule."""
+  blocks, tokens, inputs, outputs = sizes
+  if kind == "outer product":
+    return 2 * blocks * (inputs + outputs)
+  if kind == "gram":
+    return 2 * blocks * tokens * tokens * (inputs + outputs)
+  return 2 * blocks * tokens * inputs * outputs
+
+
+def size_of(shape: tuple[int, ...]) -> int:
+  """Number of entries."""
+  return math.prod(shape)
