@@ -35,15 +35,27 @@ def standard_normal(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, 
   """
   full = shape or (1,)
   half = (*full[:-1], -(-full[-1] // 2))
-  # The words come first, so that a sharding of the parameter's own axes stays what it is.
-  words = jax.random.bits(key, (4, *half), jnp.uint32)
-  high, low = from_bits(words[0], words[1], words[2], words[3])
+  first, second = jax.random.split(key)
+  high, low = from_bits(*_two_words(first, half), *_two_words(second, half))
 
   def interleave(x: jax.Array) -> jax.Array:
     x = jnp.moveaxis(x, 0, -1).reshape(*half[:-1], 2 * half[-1])
     return x[..., : full[-1]].reshape(shape)
 
   return interleave(high), interleave(low)
+
+
+def _two_words(key: jax.Array, shape: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+  """Two uint32 random words an entry; generated where the entry is, under any sharding.
+
+  `jax.random.bits` folds the two words of each threefry block into one. The keys of a split are
+  whole blocks, and so the same 64 bits at half the cost.
+  """
+  if jax.random.key_impl(key) == "threefry2x32":
+    blocks = jax.random.key_data(jax.random.split(key, shape))
+    return blocks[..., 0], blocks[..., 1]
+  words = jax.random.bits(key, (2, *shape), jnp.uint32)
+  return words[0], words[1]
 
 
 def from_bits(
@@ -76,12 +88,30 @@ def _circle(word: jax.Array, extra: jax.Array) -> tuple[jax.Array, jax.Array]:
   """A uniform point on the circle from 32 + 8 bits: (cosine, sine), float32."""
   fraction = (word & (_ANGLE_SPAN - 1)).astype(jnp.float32)
   fraction = (fraction + (extra.astype(jnp.float32) + 0.5) / 256) / _ANGLE_SPAN
-  angle = fraction * (math.pi / 4)
-  a, b = jnp.cos(angle), jnp.sin(angle)
+  a, b = _cosine_and_sine(fraction * (math.pi / 4))
   swap = (word >> 31) == 1
   cosine, sine = jnp.where(swap, b, a), jnp.where(swap, a, b)
   cosine = jnp.where((word >> 30) & 1 == 1, -cosine, cosine)
   return cosine, jnp.where((word >> 29) & 1 == 1, -sine, sine)
+
+
+def _cosine_and_sine(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """(cos x, sin x) for x in [0, pi/4], by Taylor's series: far cheaper than a general argument.
+
+  The terms that are left out are below 2e-10 of the cosine and 3e-9 of the sine, a twentieth of
+  float32's rounding; with the rounding of the sums, both are within 1.1 ulp.
+  """
+  square = x * x
+  cosine = _series(square, [1 / math.factorial(n) for n in range(0, 12, 2)])
+  return cosine, x * _series(square, [1 / math.factorial(n) for n in range(1, 11, 2)])
+
+
+def _series(square: jax.Array, terms: list[float]) -> jax.Array:
+  """terms[0] - terms[1] square + terms[2] square^2 - ..., from the smallest on."""
+  total = jnp.full_like(square, terms[-1])
+  for term in reversed(terms[:-1]):
+    total = term - square * total
+  return total
 
 
 def _ulp(x: jax.Array) -> jax.Array:

@@ -42,6 +42,29 @@ def test_the_eight_parts_of_the_circle_are_used():
   assert len(np.unique(np.round(angles, 3))) == 8
 
 
+def test_sine_and_cosine_are_within_their_stated_error():
+  angles = np.linspace(0, np.pi / 4, 2**20).astype(np.float32)
+  got = jax.jit(gaussian._cosine_and_sine)(angles)
+  for values, exact_of in zip(got, (np.cos, np.sin), strict=True):
+    exact = exact_of(angles.astype(np.longdouble))
+    error = np.abs(np.asarray(values, np.longdouble) - exact)
+    assert (error <= 1.1 * np.spacing(exact.astype(np.float32))).all()
+
+
+def test_words_are_whole_blocks_of_the_generator():
+  """Together they are what `jax.random.bits` gives; apart they are different words."""
+  key = jax.random.key(2)
+  first, second = gaussian._two_words(key, (4096,))
+  assert (first ^ second == jax.random.bits(key, (4096,), jnp.uint32)).all()
+  bits = np.unpackbits(np.stack([first, second]).view(np.uint8), axis=1).astype(float)
+  assert abs(np.corrcoef(bits)[0, 1]) < 5 / np.sqrt(bits.shape[1])
+
+
+def test_other_generators_serve_too():
+  high, _ = gaussian.standard_normal(jax.random.key(0, impl="rbg"), (2**18,))
+  assert stats.kstest(np.asarray(high, np.float64), "norm").pvalue > 1e-6
+
+
 def test_body_is_normal_and_the_test_would_see_a_wrong_scale():
   """Kolmogorov-Smirnov on 4 million draws; false alarm below 1e-6 (and the seed is fixed)."""
   high, low = jax.jit(gaussian.standard_normal, static_argnums=1)(jax.random.key(7), (2000, 2001))
