@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from dp_jax.models.build import ModelSpec
@@ -54,6 +55,17 @@ class Classification:
     # A masked record may hold NaN, and its gradient would be 0 * NaN.
     x = jnp.where(mask.reshape(-1, 1, 1, 1), x, 0.0)
     return module(x).astype(jnp.float32)  # type: ignore[operator]
+
+  def made_up_units(self, count: int, max_records_per_unit: int) -> Unit:
+    """Units with random pixels and labels, to compare engines on: [count, K, ...]."""
+    rng = np.random.default_rng(0)
+    shape = (count, max_records_per_unit)
+    low, high = self.spec.value_range
+    return {
+      "image": rng.uniform(low, high, (*shape, *self.spec.image_shape)).astype(np.float32),
+      "label": rng.integers(0, self.spec.num_classes, shape, np.int32),
+      "record_mask": np.ones(shape, bool),
+    }
 
   def check(self, arrays: Arrays) -> None:
     """Refuses a model for which the loss of one unit is not defined by that unit alone."""

@@ -14,6 +14,7 @@ from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.samplers import Sampler
 from dp_jax.training.checkpoint import Checkpoints
+from dp_jax.training.engine_check import choose_engine
 from dp_jax.training.keys import for_environment, step_key
 from dp_jax.training.prepare import Run, environment
 from dp_jax.training.progress import Progress
@@ -152,7 +153,7 @@ def _loop(run: Run, workdir: WorkDir, key: MasterKey) -> Loop:
     stddev=run.mechanism.stddev if private else 0.0,
     expected_batch_size=run.expected_batch_size,
     ema=run.config.train.ema,
-    engine=run.config.train.engine,
+    engine=choose_engine(run),
   )
   here = for_environment(key, environment())
   sampler = run.mechanism.sampler(here, run.loader.num_units)

@@ -90,9 +90,22 @@ def _of_component(
       by_slice[uses[i].weights[0][1].index].append(i)
     found = [_rule(uses, roots, part) for part in by_slice.values()]
     if all(group is not None for group in found):
-      return [group for group in found if group is not None]
+      return _merge_instantiated([group for group in found if group is not None], roots, sizes)
   numbers = sum(sizes[root] for root in roots)
   return [Group("instantiate", roots, tuple(members), "gradient", 2 * numbers, numbers)]
+
+
+def _merge_instantiated(
+  groups: list[Group], roots: tuple[int, ...], sizes: Sequence[int]
+) -> list[Group]:
+  """Slices that are instantiated share one gradient of the whole parameter."""
+  made = [group for group in groups if group.rule == "instantiate"]
+  if len(made) < 2:
+    return groups
+  uses = tuple(use for group in made for use in group.uses)
+  numbers = sum(sizes[root] for root in roots)
+  merged = Group("instantiate", roots, uses, "gradient", 2 * numbers, numbers)
+  return [*(group for group in groups if group.rule != "instantiate"), merged]
 
 
 def _rule(uses: Sequence[Use], roots: tuple[int, ...], members: list[int]) -> Group | None:
