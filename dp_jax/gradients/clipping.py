@@ -1,8 +1,7 @@
 """Clipped sums of per-unit gradients: `clipped_grad` takes the place of `jax.grad`."""
 
 import dataclasses
-import functools
-import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -11,11 +10,14 @@ import jax.numpy as jnp
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.engines import ENGINES, ClipAux, Engine, LossFn, clipped_sum
-from dp_jax.gradients.norms import clip_scales
+from dp_jax.gradients.styles import Shares, StyleName, check_style, make_rule
 
 PyTree = Any
 
 MEMORY_BUDGET = 2**30
+
+# Far below, squares of what is clipped leave the range of float32, and far above, its ratios.
+_SMALLEST_CLIP, _LARGEST_CLIP = 1e-12, 1e12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +35,7 @@ class ClippedGrad:
   loss_fn: LossFn
   clip_norm: float
   engine: Engine = "auto"
+  clipping: StyleName | Shares = "flat"
   microbatch_size: int | None = None
   compensated: bool = False
   memory_budget: int = MEMORY_BUDGET
@@ -107,9 +110,9 @@ class ClippedGrad:
   def _clipped_sum(
     self, params: PyTree, units: PyTree, mask: jax.Array, keys: Any
   ) -> tuple[Compensated, ClipAux]:
-    scales_of = functools.partial(clip_scales, clip_norm=self.clip_norm)
+    rule = make_rule(self.clipping, self.clip_norm, params)
     return clipped_sum(
-      self.engine, self.loss_fn, params, units, mask, keys, scales_of, self.memory_budget
+      self.engine, self.loss_fn, params, units, mask, keys, rule, self.memory_budget
     )
 
 
@@ -118,6 +121,7 @@ def clipped_grad(
   clip_norm: float,
   *,
   engine: Engine = "auto",
+  clipping: StyleName | Mapping[str, float] = "flat",
   microbatch_size: int | None = None,
   compensated: bool = False,
   memory_budget: int = MEMORY_BUDGET,
@@ -132,10 +136,15 @@ def clipped_grad(
     loss_fn: `(params, unit, key) -> scalar`, the loss of *one* unit. It never sees two units, so
       an operation across examples (batch normalisation in training mode, a loss that is normalised
       over the batch) cannot be written by accident.
-    clip_norm: the bound C > 0, in units of the gradient.
+    clip_norm: the bound C, from 1e-12 to 1e12, in units of the gradient.
     engine: `vmap` makes every unit's gradient, and is the reference; `ghost` makes none where a
       rule allows it, and refuses a primitive that it has no rule for; `auto` is ghost where that
       is sound, and vmap where not.
+    clipping: "flat" multiplies a unit's gradient with min(1, C / norm); "automatic" normalises it,
+      multiplying with C / (norm + 0.01), so that the learning rate alone sets the size of a step
+      (Bu et al. 2022, arXiv:2206.07136). A mapping from regular expressions, searched in the dotted
+      path of each parameter, to shares that sum to 1 clips each group of parameters on its own, to
+      C sqrt(share). The sensitivity is C under each.
     microbatch_size: the most units whose gradients are held at a time; None means all.
     compensated: return the total as a `Compensated` (sum, error) pair.
     memory_budget: bytes of instantiated gradients that the ghost engine may keep at a time.
@@ -144,18 +153,24 @@ def clipped_grad(
     A `ClippedGrad`, to be called with `(params, units, mask, key)`.
 
   Raises:
-    ValueError: if clip_norm is not positive and finite, the engine is unknown, or the
-      microbatch size is below 1.
+    ValueError: if clip_norm is not in [1e-12, 1e12], engine or clipping are unknown, shares do
+      not sum to 1, or the microbatch size is below 1. When called: if a parameter is not in
+      exactly one clipping group.
 
   Abadi et al. 2016, arXiv:1607.00133, Algorithm 1.
   """
-  if not (isinstance(clip_norm, int | float) and math.isfinite(clip_norm) and clip_norm > 0):
-    raise ValueError(f"clip_norm must be a positive number, got {clip_norm!r}.")
+  if not isinstance(clip_norm, int | float) or not _SMALLEST_CLIP <= clip_norm <= _LARGEST_CLIP:
+    raise ValueError(
+      f"clip_norm must be a number from {_SMALLEST_CLIP} to {_LARGEST_CLIP}, got {clip_norm!r}."
+    )
   if engine not in ENGINES:
     raise ValueError(f"engine {engine!r} is not one of {', '.join(ENGINES)}.")
   if microbatch_size is not None and microbatch_size < 1:
     raise ValueError(f"microbatch_size must be at least 1 or None, got {microbatch_size!r}.")
-  return ClippedGrad(loss_fn, float(clip_norm), engine, microbatch_size, compensated, memory_budget)
+  return ClippedGrad(
+    loss_fn, float(clip_norm), engine, check_style(clipping), microbatch_size, compensated,
+    memory_budget,
+  )  # fmt: skip
 
 
 def _check_loss(loss_fn: LossFn, params: PyTree, units: PyTree, keys: Any) -> None:

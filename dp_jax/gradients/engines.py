@@ -12,11 +12,10 @@ from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.ghost import engine as ghost
 from dp_jax.gradients.ghost.interpreter import UnsupportedError
 from dp_jax.gradients.norms import per_unit_norms, scaled
+from dp_jax.gradients.styles import ClipRule
 
 PyTree = Any
 LossFn = Callable[[PyTree, PyTree, Any], jax.Array]
-# (norms float32[B], mask bool[B]) -> what each gradient is multiplied with, float32[B]
-ScalesOf = Callable[[jax.Array, jax.Array], jax.Array]
 Engine = Literal["auto", "vmap", "ghost"]
 
 ENGINES = ("auto", "vmap", "ghost")
@@ -45,7 +44,7 @@ def clipped_sum(
   units: PyTree,
   mask: jax.Array,
   keys: Any,
-  scales_of: ScalesOf,
+  rule: ClipRule,
   memory_budget: int,
 ) -> tuple[Compensated, ClipAux]:
   """Sums the scaled gradients of a batch of units.
@@ -58,14 +57,14 @@ def clipped_sum(
     units: leaves [B, ...].
     mask: bool[B].
     keys: a key a unit, or None.
-    scales_of: what each gradient is multiplied with, from its norm.
+    rule: what each gradient is multiplied with, from its norm.
     memory_budget: bytes of instantiated gradients that the ghost engine may keep.
 
   Raises:
     ValueError: under "ghost", naming the primitive and the parameter that has no rule.
   """
   if engine == "vmap":
-    return _by_vmap(loss_fn, params, units, mask, keys, scales_of)
+    return _by_vmap(loss_fn, params, units, mask, keys, rule)
   one, one_key = jax.tree.map(lambda x: x[0], (units, keys))
   try:
     traced = ghost.trace(loss_fn, params, one, one_key)
@@ -75,24 +74,27 @@ def clipped_sum(
     if engine == "ghost":
       raise
     _tell_once(f"clipping by vmap, since ghost clipping cannot serve this loss: {error}")
-    return _by_vmap(loss_fn, params, units, mask, keys, scales_of)
-  total, norms, losses = ghost.clipped_sum(
-    traced, params, units, mask, keys, scales_of, memory_budget
-  )
+    return _by_vmap(loss_fn, params, units, mask, keys, rule)
+  total, norms, losses = ghost.clipped_sum(traced, params, units, mask, keys, rule, memory_budget)
   return total, _aux(norms, losses, mask)
 
 
 def _by_vmap(
-  loss_fn: LossFn, params: PyTree, units: PyTree, mask: jax.Array, keys: Any, scales_of: ScalesOf
+  loss_fn: LossFn, params: PyTree, units: PyTree, mask: jax.Array, keys: Any, rule: ClipRule
 ) -> tuple[Compensated, ClipAux]:
   """The reference engine: every unit's gradient is materialised."""
   in_axes = (None, 0, None if keys is None else 0)
   losses, grads = jax.vmap(jax.value_and_grad(loss_fn), in_axes)(params, units, keys)
   grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
-  norms = per_unit_norms(grads)
-  scales = scales_of(norms, mask)
-  total = pairs.sum_units(jax.tree.map(lambda g: scaled(g, scales), grads))
-  return total, _aux(norms, losses, mask)
+  leaves, structure = jax.tree.flatten(grads)
+  parts: list[list[jax.Array]] = [[] for _ in rule.bounds]
+  for group, leaf in zip(rule.group_of, leaves, strict=True):
+    parts[group].append(leaf)
+  norms = jnp.stack([per_unit_norms(part) for part in parts])
+  scales = rule.by_leaf(rule.scales(norms, mask))
+  kept = [scaled(leaf, scale) for leaf, scale in zip(leaves, scales, strict=True)]
+  total = pairs.sum_units(jax.tree.unflatten(structure, kept))
+  return total, _aux(rule.combine(norms), losses, mask)
 
 
 def _aux(norms: jax.Array, losses: jax.Array, mask: jax.Array) -> ClipAux:

@@ -1,4 +1,4 @@
-"""Norms and scales of per-unit gradients, shared by all engines."""
+"""Norms of per-unit gradients, and their scaling, shared by all engines."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ _SQUARES_PLAIN = 4096
 # to zero: a unit of 2^126 divided by its largest entry would then have norm zero.
 _LARGEST_ENTRY = 2.0**120
 _SMALLEST_ENTRY = 2.0**-120
-_LARGEST_RATIO = 2.0**100
+LARGEST_RATIO = 2.0**100
 
 
 def per_unit_norms(grads: PyTree) -> jax.Array:
@@ -37,14 +37,9 @@ def per_unit_norms(grads: PyTree) -> jax.Array:
   return jnp.where(largest < _LARGEST_ENTRY, norms, jnp.where(jnp.isnan(largest), largest, jnp.inf))
 
 
-def clip_scales(norms: jax.Array, mask: jax.Array, clip_norm: float) -> jax.Array:
-  """What each unit's gradient is multiplied with: float32[B].
-
-  Zero for padding, and for a unit whose norm is not finite or above 2^100 clip_norm.
-  """
-  bound = clip_norm * (1 - CLIP_MARGIN)
-  keep = mask & (norms <= bound * _LARGEST_RATIO)  # false for NaN
-  return jnp.where(keep, jnp.minimum(1.0, bound / jnp.where(keep, norms, 1.0)), 0.0)
+def total_norms(norms: jax.Array) -> jax.Array:
+  """float32[G, B] -> float32[B]: the norm of all parts together, without overflow."""
+  return per_unit_norms([norms.T])
 
 
 def sum_of_squares(x: jax.Array) -> jax.Array:

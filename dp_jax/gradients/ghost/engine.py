@@ -21,6 +21,7 @@ from dp_jax.gradients.ghost.interpreter import (
 )
 from dp_jax.gradients.ghost.plan import KNOWN, Group, make_plan
 from dp_jax.gradients.norms import scaled, sum_of_squares
+from dp_jax.gradients.styles import ClipRule
 
 PyTree = Any
 
@@ -118,7 +119,7 @@ def clipped_sum(
   units: PyTree,
   mask: jax.Array,
   keys: Any,
-  scales_of: Callable[[jax.Array, jax.Array], jax.Array],
+  rule: ClipRule,
   memory_budget: int,
 ) -> tuple[Compensated, jax.Array, jax.Array]:
   """Norms, and the sum of clipped per-unit gradients.
@@ -129,7 +130,7 @@ def clipped_sum(
     units: leaves [B, ...].
     mask: bool[B].
     keys: a key a unit, or None.
-    scales_of: (norms, mask) -> float32[B], zero where the norm is not finite.
+    rule: what each gradient is multiplied with, from its norm.
     memory_budget: bytes that instantiated gradients may take together; beyond it they are made
       one unit at a time, twice.
 
@@ -139,22 +140,24 @@ def clipped_sum(
   leaves, structure = jax.tree.flatten(params)
   batch = _Batch.run(traced, leaves, units, keys)
   kept: dict[int, list[jax.Array]] = {}
-  squares = []
+  # Of each clipping group; a parameter that is never used has none.
+  squares = [[jnp.zeros(mask.shape, jnp.float32)] for _ in rule.bounds]
   for index, group in enumerate(traced.groups):
     if group.rule == "instantiate":
       size = mask.shape[0] * group.numbers * 4
       if size <= memory_budget:
         memory_budget -= size
         kept[index] = batch.instantiate(group)
-        squares.append(_squared(kept[index]))
+        by_root = _squared(kept[index])
       else:
-        squares.append(batch.squared_by_unit(group))
+        by_root = batch.squared_by_unit(group)
     else:
-      squares.append(batch.squared(group))
-  norms = jnp.sqrt(jnp.sum(jnp.stack(squares), axis=0))
-  scales = scales_of(norms, mask)
-  total = batch.sum(scales, kept)
-  return _unflatten(structure, total), norms, batch.losses
+      by_root = [batch.squared(group)]
+    for root, square in zip(group.roots, by_root, strict=True):
+      squares[rule.group_of[root]].append(square)
+  norms = jnp.sqrt(jnp.stack([jnp.sum(jnp.stack(part), axis=0) for part in squares]))
+  total = batch.sum(rule.by_leaf(rule.scales(norms, mask)), kept)
+  return _unflatten(structure, total), rule.combine(norms), batch.losses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,7 +187,7 @@ class _Batch:
     return cls(traced, params, traced.weights(params), losses, cotangents, saved)
 
   def squared(self, group: Group) -> jax.Array:
-    """Squared norms of a group that is never made whole."""
+    """Squared norms of a group that is never made whole; it has one parameter."""
     if group.rule == "lookup":
       return rules.lookup_squared_norms(self._lookup(group.uses[0]))
     if group.rule == "tied":
@@ -201,41 +204,42 @@ class _Batch:
     pull = self._pullback(group)
     return jax.vmap(pull)(*self._inputs(group))
 
-  def squared_by_unit(self, group: Group) -> jax.Array:
+  def squared_by_unit(self, group: Group) -> list[jax.Array]:
     """Squared norms of such gradients, made and dropped one unit at a time."""
     pull = self._pullback(group)
 
-    def one(inputs: Any) -> jax.Array:
-      return _squared([g[None] for g in pull(*inputs)])[0]
+    def one(inputs: Any) -> list[jax.Array]:
+      return [square[0] for square in _squared([g[None] for g in pull(*inputs)])]
 
     return jax.lax.map(one, self._inputs(group))
 
-  def sum_by_unit(self, group: Group, scales: jax.Array) -> Compensated:
+  def sum_by_unit(self, group: Group, scales: list[jax.Array]) -> Compensated:
     """Their clipped sum, made one unit at a time."""
     pull = self._pullback(group)
 
     def body(total: Compensated, inputs: Any) -> tuple[Compensated, None]:
-      scale, *rest = inputs
-      grads = [scaled(g[None], scale[None])[0] for g in pull(*rest)]
+      some, *rest = inputs
+      grads = [scaled(g[None], s[None])[0] for g, s in zip(pull(*rest), some, strict=True)]
       return pairs.add(total, Compensated(grads, jax.tree.map(jnp.zeros_like, grads))), None
 
     zero = pairs.zeros_like([self.params[r] for r in group.roots])
     return jax.lax.scan(body, zero, (scales, *self._inputs(group)))[0]
 
-  def sum(self, scales: jax.Array, kept: dict[int, list[jax.Array]]) -> list[Compensated]:
-    """The clipped sum of every parameter."""
+  def sum(self, scales: list[jax.Array], kept: dict[int, list[jax.Array]]) -> list[Compensated]:
+    """The clipped sum of every parameter, from the scales float32[B] of each."""
     totals: list[Compensated] = [pairs.zeros_like(p) for p in self.params]
     operands: list[list[Any]] = [[jnp.zeros(jnp.shape(w), jnp.float32) for w in use]
                                  for use in self.weights]  # fmt: skip
     for index, group in enumerate(self.traced.groups):
       if group.rule != "instantiate":
-        for use, gradient in self._operand_sums(group, scales):
+        for use, gradient in self._operand_sums(group, scales[group.roots[0]]):
           operands[use] = [gradient]
         continue
+      some = [scales[root] for root in group.roots]
       if index in kept:
-        part = pairs.sum_units([scaled(g, scales) for g in kept[index]])
+        part = pairs.sum_units([scaled(g, s) for g, s in zip(kept[index], some, strict=True)])
       else:
-        part = self.sum_by_unit(group, scales)
+        part = self.sum_by_unit(group, some)
       for root, total, error in zip(group.roots, part.sum, part.error, strict=True):
         totals[root] = pairs.add(totals[root], Compensated(total, error))
     _, pull = jax.vjp(self._float32_weights, self.params)
@@ -312,10 +316,9 @@ class _Batch:
     return jax.tree.map(lambda w: w.astype(jnp.float32), self.traced.weights(params))
 
 
-def _squared(gradients: list[jax.Array]) -> jax.Array:
-  """Squared norms over a list of float32[B, ...]."""
-  squares = [sum_of_squares(g.reshape(g.shape[0], -1)) for g in gradients]
-  return jnp.sum(jnp.stack(squares), axis=0)
+def _squared(gradients: list[jax.Array]) -> list[jax.Array]:
+  """Squared norms float32[B] of each of a list of float32[B, ...]."""
+  return [sum_of_squares(g.reshape(g.shape[0], -1)) for g in gradients]
 
 
 def _unflatten(structure: Any, totals: list[Compensated]) -> Compensated:
