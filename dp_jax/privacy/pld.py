@@ -38,8 +38,14 @@ _POINTS_PER_EPSILON = 100
 _TRANSFORM_ERROR = 1e-12
 _TRANSFORM_ERROR_PER_STEP = 2e-15
 _MAX_ERROR_SHARE = 0.01
+# Of more releases, the rounding of each adds up to more than the losses themselves.
+_MAX_RELEASES = 10**8
 # Covers the rounding of the conversion itself.
 _ROUND_UP = 1e-9
+
+
+# What dp-accounting raises where parameters are extreme.
+FAILURES = (ValueError, ZeroDivisionError, OverflowError, FloatingPointError, MemoryError)
 
 
 class PldError(Exception):
@@ -72,8 +78,7 @@ def epsilon(
   Doroshenko et al. 2022, arXiv:2207.04380 (discretisation by connecting the dots).
   """
   error = transform_error(parts)
-  if error > _MAX_ERROR_SHARE * delta:
-    raise PldError(f"delta {delta:.3g} is too close to the rounding error of PLD here, {error:.1g}")
+  check_resolved(parts, delta)
   shapes = [losses.loss_shape(event, count, relation) for event, count in parts]
   step = coarsen * discretization(shapes, [count for _, count in parts])
   result = _epsilon_at(parts, relation, delta - error, step)
@@ -109,6 +114,20 @@ def deltas(
 def transform_error(parts: Parts) -> float:
   """Returns what composing by Fourier transforms may be off by, in total probability."""
   return _TRANSFORM_ERROR + _TRANSFORM_ERROR_PER_STEP * sum(count for _, count in parts)
+
+
+def check_resolved(parts: Parts, delta: float) -> None:
+  """Raises PldError if so many releases cannot be composed precisely enough for `delta`."""
+  if sum(count for event, count in parts if not _closed_form(event)) > _MAX_RELEASES:
+    raise PldError(f"more than {_MAX_RELEASES:.0g} releases are beyond PLD")
+  error = transform_error(parts)
+  if error > _MAX_ERROR_SHARE * delta:
+    raise PldError(f"delta {delta:.3g} is too close to the rounding error of PLD here, {error:.1g}")
+
+
+def _closed_form(event: dp_accounting.DpEvent) -> bool:
+  """Whether any number of these is one release with less noise."""
+  return isinstance(event, dp_accounting.GaussianDpEvent)
 
 
 def discretization(shapes: Sequence[losses.LossShape], counts: Sequence[int]) -> float:
@@ -156,7 +175,7 @@ def _compose(parts: Parts, relation: NeighboringRelation, step: float) -> Any:
       try:
         part = _distribution(event, count, relation, step)
         composed = part if composed is None else composed.compose(part)
-      except (ValueError, ZeroDivisionError, OverflowError, FloatingPointError) as error:
+      except FAILURES as error:
         raise PldError(f"dp-accounting cannot build this distribution ({error})") from error
   if composed is None:
     raise PldError("there is nothing to compose")

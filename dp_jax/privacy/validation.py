@@ -72,7 +72,7 @@ def integer(name: str, value: Any, minimum: int = 1) -> int:
     raise ValueError(f"{name} is {value!r}, which is not a whole number; {fix}")
   if value < minimum:
     raise ValueError(f"{name} is {value!r}, but it must be at least {minimum}; {fix}")
-  if value > _LARGEST_INTEGER:
+  if int(value) > _LARGEST_INTEGER:
     raise ValueError(f"{name} is above 2^53; give fewer")
   return int(value)
 

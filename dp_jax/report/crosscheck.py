@@ -46,6 +46,10 @@ def _rdp(mechanism: Mechanism, delta: float) -> float | None:
 def _optimistic_pld(mechanism: Mechanism, delta: float) -> float | None:
   ((event, count),) = mechanism.parts()
   relation = mechanism.row.relation
+  try:
+    pld.check_resolved(mechanism.parts(), delta)
+  except pld.PldError:
+    return None
   poisson = isinstance(event, dp_accounting.PoissonSampledDpEvent)
   if not poisson and not isinstance(event, dp_accounting.GaussianDpEvent):
     return None
@@ -73,5 +77,5 @@ def _epsilon(
       )
       composed = pld.self_compose(single, count)
       return max(0.0, float(composed.get_epsilon_for_delta(delta)))
-    except (ValueError, ZeroDivisionError, OverflowError, FloatingPointError):
+    except pld.FAILURES:
       return math.inf

@@ -22,8 +22,10 @@ def problems(mechanism: Mechanism, record: Mapping[str, Any]) -> list[str]:
     record: the content of privacy.json.
   """
   try:
+    found = list(_epsilon(mechanism, record))
+    if found:
+      return found  # All the rest costs more and hangs on these.
     return [
-      *_epsilon(mechanism, record),
       *_ledger(record),
       *_cross(mechanism, record),
       *_attacker(mechanism, record),

@@ -148,6 +148,16 @@ def test_renyi_divergences_are_bounds_and_tight(rate, noise_multiplier, caplog):
     assert found[order] <= 1.06 * exact + 1e-11
 
 
+def test_more_steps_than_a_distribution_can_compose():
+  found = Mechanism(Poisson(1e-3), 10.0, 10**10).account(0.4)
+  assert found.accountant == "rdp" and "beyond PLD" in found.reason
+  found = Mechanism(Poisson(1e-3), 10.0, 10**10, adjacency="replace_one").account(0.4)
+  assert found.epsilon == math.inf
+  # Without subsampling any number is one release with less noise.
+  found = Mechanism(FullBatch(), 1e6, 10**10, accountant="pld").account(0.4)
+  assert found.accountant == "pld" and math.isfinite(found.epsilon)
+
+
 def test_many_steps_of_few_points_do_not_explode():
   # dp-accounting would compute (number of points) ** steps as a whole number.
   found = Mechanism(Poisson(1e-4), 10.0, 10**6).account(1e-5)

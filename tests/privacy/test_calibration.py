@@ -51,7 +51,7 @@ def test_one_full_batch_step(spec, sampling, expected):
     (PrivacySpec(12.0, 1e-5), Poisson(0.1), 50),
     (PrivacySpec(0.3, 1e-7, accountant="rdp"), Poisson(0.001), 50_000),
     (PrivacySpec(2.0, 1e-5, adjacency="replace_one"), Poisson(0.02), 100),
-    (PrivacySpec(0.3, 1e-5), TruncatedPoisson(0.02, 60, 1000), 20),
+    (PrivacySpec(0.1, 1e-5), TruncatedPoisson(0.02, 60, 1000), 5),
     (PrivacySpec(2.0, 1e-5, adjacency="replace_one"), FixedSize(20, 1000), 100),
     (PrivacySpec(2.0, 1e-5), Stream(20, 1000), 120),
     (PrivacySpec(2.0, 1e-5, adjacency="replace_one"), Stream(20, 1000), 120),
@@ -69,9 +69,10 @@ def test_noise_meets_the_target(spec, sampling, steps):
 def test_a_stream_gets_no_amplification():
   # What shuffled batches are worth: a full release a pass, as if each step used everything once.
   spec = PrivacySpec(2.0, 1e-5)
+  sampled = dataclasses.replace(spec, accountant="rdp")  # quicker, and asks for more noise
   stream = calibrate(spec, Stream(10, 1000), 100)
   assert stream.noise_multiplier == pytest.approx(calibrate(spec, FullBatch(), 1).noise_multiplier)
-  assert stream.noise_multiplier > 2 * calibrate(spec, Poisson(0.01), 100).noise_multiplier
+  assert stream.noise_multiplier > 2 * calibrate(sampled, Poisson(0.01), 100).noise_multiplier
 
 
 def test_calibrating_twice_gives_the_same_bits():

@@ -7,7 +7,7 @@ from dp_jax.privacy.planning import default_batch_sizes, plan
 from dp_jax.privacy.sampling import Poisson
 from dp_jax.privacy.spec import PrivacySpec
 
-SPEC = PrivacySpec(2.0, 1e-5)
+SPEC = PrivacySpec(2.0, 1e-5, accountant="rdp")
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,8 @@ def test_each_row_meets_the_target_with_its_own_steps(rows):
   assert [row.steps for row in rows] == [500, 50, 5]
   for row in rows:
     rate = row.expected_batch_size / 10_000
-    epsilon = Mechanism(Poisson(rate), row.noise_multiplier, row.steps).epsilon(1e-5)
+    mechanism = Mechanism(Poisson(rate), row.noise_multiplier, row.steps, accountant="rdp")
+    epsilon = mechanism.epsilon(1e-5)
     assert 2.0 * (1 - 1e-3) <= epsilon <= 2.0
     assert epsilon == row.epsilon
     assert row.noise_per_unit == row.noise_multiplier / row.expected_batch_size

@@ -12,7 +12,7 @@ from dp_jax.privacy.composition import Release, account_releases
 few = hypothesis.settings(max_examples=5, deadline=None, derandomize=True, database=None)
 
 accountants = st.sampled_from(["pld", "rdp"])
-noises = st.floats(1.5, 8.0)
+noises = st.floats(3.0, 8.0)
 rates = st.floats(0.002, 0.5)
 steps = st.integers(1, 200)
 deltas = st.floats(1e-8, 1e-3)

@@ -72,10 +72,10 @@ class RowRun:
 
 ROW_RUNS = {
   "full_batch": RowRun(privacy.FullBatch(), "zero_out", 8.0, 3),
-  "poisson": RowRun(privacy.Poisson(0.25), "zero_out", 2.0, 3),
-  "poisson replaced": RowRun(privacy.Poisson(0.25), "replace_one", 4.0, 3),
-  "poisson unbounded": RowRun(privacy.Poisson(0.25), "add_or_remove_one", 2.0, 3),
-  "truncated_poisson": RowRun(privacy.TruncatedPoisson(0.25, 600, NUM_UNITS), "zero_out", 3.0, 3),
+  "poisson": RowRun(privacy.Poisson(0.25), "zero_out", 4.0, 3),
+  "poisson replaced": RowRun(privacy.Poisson(0.25), "replace_one", 8.0, 3),
+  "poisson unbounded": RowRun(privacy.Poisson(0.25), "add_or_remove_one", 4.0, 3),
+  "truncated_poisson": RowRun(privacy.TruncatedPoisson(0.25, 600, NUM_UNITS), "zero_out", 8.0, 3),
   "fixed_size": RowRun(privacy.FixedSize(60, NUM_UNITS), "replace_one", 6.0, 3),
   "stream": RowRun(privacy.Stream(100, NUM_UNITS), "zero_out", 4.0, 30),
 }
