@@ -162,14 +162,14 @@ def main() -> None:
   about = {
     "command": "python experiments/benchmarks/accounting.py",
     "date": datetime.date.today().isoformat(),
-    "machine": f"{os.cpu_count()} cores, {_processor()}",
+    "machine": f"{os.cpu_count()} cores, {processor()}",
     "python": platform.python_version(),
     "limits": {"seconds": SECONDS, "bytes": BYTES},
   }
   HERE.with_suffix(".json").write_text(json.dumps({**about, "rows": rows}, indent=1) + "\n")
 
 
-def _processor() -> str:
+def processor() -> str:
   info = pathlib.Path("/proc/cpuinfo")
   lines = info.read_text().splitlines() if info.exists() else []
   names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
