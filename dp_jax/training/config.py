@@ -80,7 +80,7 @@ class PrivacyConfig:
     sampling_rate, expected_batch_size: one of them for poisson; add_or_remove_one needs both, as
       neither may then be derived from the data.
     cap: the most units of a batch under truncated_poisson.
-    clipping: flat.
+    clipping: flat, or automatic, which normalises every unit's gradient to about clip_norm.
     clip_norm: the bound C on a unit's gradient.
     hyperparameter_selection: how they were chosen, in a sentence without a full stop, for the
       statement; None says that it is not recorded.
@@ -98,7 +98,7 @@ class PrivacyConfig:
   sampling_rate: float | None = None
   expected_batch_size: float | None = None
   cap: int | None = None
-  clipping: Literal["flat"] = "flat"
+  clipping: Literal["flat", "automatic"] = "flat"
   clip_norm: float = 1.0
   hyperparameter_selection: str | None = None
 
@@ -281,6 +281,8 @@ def _check(config: Config) -> None:
      "must lie between -1e30 and 1e30"),
     (_within_float32((train.learning_rate, config.model.head_init_std or 0)), "train.learning_rate",
      train.learning_rate, "and model.head_init_std must be below 1e30"),
+    (1e-12 <= config.privacy.clip_norm <= 1e12, "privacy.clip_norm", config.privacy.clip_norm,
+     "must be from 1e-12 to 1e12"),
     ((config.privacy.expected_batch_size or 1) >= 1e-9, "privacy.expected_batch_size",
      config.privacy.expected_batch_size, "must be at least 1e-9"),
     ((config.model.head_init_std or 0) >= 0, "model.head_init_std", config.model.head_init_std,

@@ -49,17 +49,32 @@ class Loop:
     An empty batch is a step like any other: `finish` runs, adds the noise, and counts.
     """
     indices = self.sampler.indices(step)
-    unit_key = step_key(self.key, "unit", step)
-    total = pairs.zeros_like(state.params)
-    seen = []
-    for units, mask, ids in self._microbatches(indices):
-      total, aux = self.functions.accumulate(
-        state.params, self.run.frozen, total, units, mask, ids, unit_key
+    unit_key, noise_key = (step_key(self.key, purpose, step) for purpose in ("unit", "noise"))
+    pieces = self._microbatches(indices)
+    if self._is_one_piece(len(indices)):
+      ((units, mask, ids),) = pieces
+      state, aux = self.functions.whole(
+        state, self.run.frozen, units, mask, ids, unit_key, noise_key
       )
-      seen.append((aux, mask))
-    state = self.functions.finish(state, total, step_key(self.key, "noise", step))
+      seen = [(aux, mask)]
+    else:
+      total, seen = pairs.zeros_like(state.params), []
+      for units, mask, ids in pieces:
+        total, aux = self.functions.accumulate(
+          state.params, self.run.frozen, total, units, mask, ids, unit_key
+        )
+        seen.append((aux, mask))
+      state = self.functions.finish(state, total, noise_key)
     self._log_private(step, len(indices), seen)
     return state
+
+  def _is_one_piece(self, size: int) -> bool:
+    """Whether to take the step in one call.
+
+    Not where that is the exception, at a run's expected batch size: compiling costs more.
+    """
+    most = self.run.config.train.microbatch_size
+    return 0 < size <= most and self.run.expected_batch_size <= most
 
   def _microbatches(self, indices: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
     """Cuts a batch into padded pieces of one shape: (units, mask, unit ids)."""
@@ -79,7 +94,8 @@ class Loop:
     entry: dict[str, Any] = {"step": step + 1, "units": size}
     with np.errstate(all="ignore"):  # a warning would tell of a record that is not finite
       if size and self.run.privacy is not None:
-        entry["clip_fraction"] = float(np.mean(~(norms <= clip_norm)))
+        if self.run.config.privacy.clipping == "flat":
+          entry["clip_fraction"] = float(np.mean(~(norms <= clip_norm)))
         entry["norm_median"] = float(np.median(norms))
       if size:
         entry["loss"] = float(np.mean(losses, dtype=np.float64))
@@ -154,6 +170,7 @@ def _loop(run: Run, workdir: WorkDir, key: MasterKey) -> Loop:
     expected_batch_size=run.expected_batch_size,
     ema=run.config.train.ema,
     engine=choose_engine(run),
+    clipping=run.config.privacy.clipping,
   )
   here = for_environment(key, environment())
   sampler = run.mechanism.sampler(here, run.loader.num_units)

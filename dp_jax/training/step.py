@@ -1,4 +1,7 @@
-"""One step of training: `accumulate` for each microbatch, then `finish`, also on an empty batch."""
+"""One step of training: `accumulate` for each microbatch, then `finish`, also on an empty batch.
+
+Where one microbatch holds the whole batch, `whole` does both in one call.
+"""
 
 import functools
 from collections.abc import Callable
@@ -14,6 +17,7 @@ from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.engines import ClipAux, LossFn
 from dp_jax.gradients.noise import add_noise
 from dp_jax.gradients.optimizers import update_average
+from dp_jax.gradients.styles import StyleName
 
 PyTree = Any
 
@@ -35,17 +39,20 @@ class TrainState(NamedTuple):
 
 
 class StepFunctions(NamedTuple):
-  """The two compiled halves of a step.
+  """The two compiled halves of a step, and both in one.
 
   Attributes:
     accumulate: (params, frozen, total, units, mask, unit_ids, key) -> (total, ClipAux). `total`
       is donated. The key is that of the step; each unit's own is folded in from its index, so
       that it does not depend on the microbatch that the unit lands in.
     finish: (state, total, key) -> state; `state` is donated.
+    whole: (state, frozen, units, mask, unit_ids, unit_key, noise_key) -> (state, ClipAux), the
+      same for a batch of one microbatch; `state` is donated.
   """
 
   accumulate: Callable[..., tuple[Compensated, ClipAux]]
   finish: Callable[..., TrainState]
+  whole: Callable[..., tuple[TrainState, ClipAux]]
 
 
 def init_state(params: PyTree, optimizer: optax.GradientTransformation) -> TrainState:
@@ -64,8 +71,9 @@ def build_step(
   expected_batch_size: float,
   ema: float,
   engine: Any = "auto",
+  clipping: StyleName = "flat",
 ) -> StepFunctions:
-  """Compiles the two halves of a step.
+  """Compiles the two halves of a step, and both in one.
 
   Args:
     loss: (frozen, params, unit, key) -> float32[], the loss of one unit.
@@ -76,6 +84,7 @@ def build_step(
       size is not public.
     ema: decay of the moving average.
     engine: of clipped_grad.
+    clipping: of clipped_grad.
 
   Raises:
     ValueError: if only one of clipping and noise is left out.
@@ -92,7 +101,7 @@ def build_step(
     if clip_norm is None:
       part, aux = _plain_sum(loss_fn, params, units, mask, keys)
     else:
-      grad_fn = clipped_grad(loss_fn, clip_norm, engine=engine, compensated=True)
+      grad_fn = clipped_grad(loss_fn, clip_norm, engine=engine, clipping=clipping, compensated=True)
       part, aux = grad_fn(params, units, mask, keys)
     return pairs.add(total, part), aux
 
@@ -104,7 +113,20 @@ def build_step(
     average = update_average(state.average, params, ema, state.step)
     return TrainState(state.step + 1, params, opt_state, average)
 
-  return StepFunctions(jax.jit(accumulate, donate_argnums=2), jax.jit(finish, donate_argnums=0))
+  def whole(
+    state: TrainState, frozen: PyTree, units: PyTree, mask: jax.Array, unit_ids: jax.Array,
+    unit_key: jax.Array, noise_key: jax.Array,
+  ) -> tuple[TrainState, ClipAux]:  # fmt: skip
+    zero = pairs.zeros_like(state.params)
+    total, aux = accumulate(state.params, frozen, zero, units, mask, unit_ids, unit_key)
+    # Nothing is fused across, so that the halves round as they do in two calls.
+    return finish(state, jax.lax.optimization_barrier(total), noise_key), aux
+
+  return StepFunctions(
+    jax.jit(accumulate, donate_argnums=2),
+    jax.jit(finish, donate_argnums=0),
+    jax.jit(whole, donate_argnums=0),
+  )
 
 
 def _plain_sum(
