@@ -24,8 +24,8 @@ def _with_engine(run, engine):
 
 
 def _norms_too_small(monkeypatch):
-  original = rules.squared_norms
-  monkeypatch.setattr(rules, "squared_norms", lambda c: 0.25 * original(c))
+  original = rules.norms
+  monkeypatch.setattr(rules, "norms", lambda c: 0.25 * original(c))
 
 
 def _sums_scaled_twice(monkeypatch):

@@ -39,14 +39,16 @@ def dot_contraction(use: Use, data: jax.Array, cotangent: jax.Array) -> Contract
   order = [0, *(1 + i for i in (*batch[other], *free, *contracting[other]))]
   blocks = math.prod(shape[i] for i in batch[other])
   tokens = math.prod(shape[i] for i in free)
-  operand = data.transpose(order).reshape(data.shape[0], blocks, tokens, -1)
+  inputs = math.prod(shape[i] for i in contracting[other])
+  operand = data.transpose(order).reshape(data.shape[0], blocks, tokens, inputs)
   weight_free = len(dot_roles(use)[2])
+  outputs = math.prod(use.eqn.invars[side].aval.shape[i] for i in dot_roles(use)[2])
   if side == 0:  # the output has the parameter's free axes first
     first = 1 + len(batch[0])
     rest = list(range(first + weight_free, cotangent.ndim))
     axes = [*range(first), *rest, *range(first, first + weight_free)]
     cotangent = cotangent.transpose(axes)
-  return Contraction(operand, cotangent.reshape(data.shape[0], blocks, tokens, -1))
+  return Contraction(operand, cotangent.reshape(data.shape[0], blocks, tokens, outputs))
 
 
 def dot_gradient(use: Use, total: jax.Array) -> jax.Array:
@@ -68,6 +70,8 @@ def is_convolution(use: Use) -> bool:
     and [position for position, _ in use.weights] == [1]
     and len(use.data) == 1
     and use.eqn.params["batch_group_count"] == 1
+    and math.prod(use.eqn.outvars[0].aval.shape) > 0
+    and math.prod(use.eqn.invars[0].aval.shape) > 0
   )
 
 
@@ -85,31 +89,108 @@ def conv_sizes(use: Use) -> tuple[int, int, int, int]:
 def conv_contraction(use: Use, data: jax.Array, cotangent: jax.Array) -> Contraction:
   """A convolution as a contraction over its patches, cut out by slices.
 
-  Slices and one batched product are several times faster on CPUs than
-  `conv_general_dilated_patches`.
+  Slices and one product are several times faster on CPUs than `conv_general_dilated_patches`.
+  Entries of a patch are in the order (kernel axes, channels).
   """
+  groups, positions, _, _ = conv_sizes(use)
+  units = data.shape[0]
+  cot = _last_channels(cotangent, use.eqn.params["dimension_numbers"].out_spec)
+  patches = _windows(use, _padded(use, data))
+  if groups == 1:
+    operand = jnp.concatenate(patches, axis=-1).reshape(units, 1, positions, -1)
+    return Contraction(operand, cot.reshape(units, 1, positions, -1))
+  stacked = jnp.stack(patches, axis=-2)  # [B, n, positions..., kernel, channels]
+  split = stacked.reshape(units, positions, len(patches), groups, -1)
+  operand = split.transpose(0, 3, 1, 2, 4).reshape(units, groups, positions, -1)
+  cot = cot.reshape(units, positions, groups, -1)
+  return Contraction(operand, cot.transpose(0, 2, 1, 3))
+
+
+def conv_grams(use: Use, data: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Gram matrices float32[B, groups, T, T] of the patches, and their squared norms [B, groups, T].
+
+  The product of two patches is a sum over the kernel of products of two pixels, so the Gram
+  matrix of the pixels, made once, holds every term: no patches, and fewer operations by up to the
+  size of the kernel.
+  """
+  groups, positions, _, _ = conv_sizes(use)
+  x = _padded(use, data).astype(jnp.float32)
+  units, side = x.shape[0], x.shape[1:-1]  # [B, n, spatial..., channels]
+  pixels = jnp.moveaxis(x.reshape(units, math.prod(side), groups, -1), 2, 1)
+  product = jnp.einsum("bgpk,bgqk->bgpq", pixels, pixels, precision=jax.lax.Precision.HIGHEST)
+  product = product.reshape(units * groups, *side, *side, 1)
+  strides, out = use.eqn.params["window_strides"], _positions(use)
+  total = jnp.zeros((), jnp.float32)
+  for offset in _offsets(_kernel(use)):
+    begin = [i * d for i, d in zip(offset, use.eqn.params["rhs_dilation"], strict=True)]
+    end = [s + (n - 1) * step + 1 for s, n, step in zip(begin, out, strides, strict=True)]
+    both = ([0, 0, *begin, 0, *begin, 0], [units * groups, side[0], *end, side[0], *end, 1])
+    window = jax.lax.slice(product, *both, (1, 1, *strides, 1, *strides, 1))
+    total = total + window
+  squares = jnp.sum(jnp.square(x.reshape(units, *side, groups, -1)), axis=-1)
+  patches = sum(_windows(use, squares))
+  norms = jnp.moveaxis(jnp.asarray(patches).reshape(units, positions, groups), 2, 1)
+  return total.reshape(units, groups, positions, positions), norms
+
+
+def conv_cotangent(use: Use, cotangent: jax.Array) -> jax.Array:
+  """[B, groups, T, outputs of a group]."""
+  groups, positions, _, _ = conv_sizes(use)
+  cot = _last_channels(cotangent, use.eqn.params["dimension_numbers"].out_spec)
+  return jnp.moveaxis(cot.reshape(cot.shape[0], positions, groups, -1), 2, 1)
+
+
+def conv_pixels(use: Use) -> int:
+  """Pixels of a unit's padded input."""
   params = use.eqn.params
-  numbers, groups = params["dimension_numbers"], params["feature_group_count"]
-  units, (_, positions, _, _) = data.shape[0], conv_sizes(use)
-  # [B, n, spatial..., channels] of data and cotangent.
-  x = data.transpose([0, 1 + numbers.lhs_spec[0], *(1 + i for i in numbers.lhs_spec[2:]),
-                      1 + numbers.lhs_spec[1]])  # fmt: skip
-  cot = cotangent.transpose([0, 1 + numbers.out_spec[0], *(1 + i for i in numbers.out_spec[2:]),
-                             1 + numbers.out_spec[1]])  # fmt: skip
+  shape = use.eqn.invars[0].aval.shape
+  spec = params["dimension_numbers"].lhs_spec
+  sides = [
+    (shape[i] - 1) * d + 1 + low + high
+    for i, d, (low, high) in zip(spec[2:], params["lhs_dilation"], params["padding"], strict=True)
+  ]
+  return shape[spec[0]] * math.prod(sides)
+
+
+def skips_pixels(use: Use) -> bool:
+  """Whether some pixel may be in no patch, so that norms do not see whether it is finite."""
+  params = use.eqn.params
+  steps = (*params["window_strides"], *params["rhs_dilation"])
+  return any(d > 1 for d in steps) or any(low < 0 or high < 0 for low, high in params["padding"])
+
+
+def _padded(use: Use, data: jax.Array) -> jax.Array:
+  """The input with its padding and dilation: [B, n, spatial..., channels]."""
+  params = use.eqn.params
+  x = _last_channels(data, params["dimension_numbers"].lhs_spec)
   no_pad = [(0, 0, 0)]
   spatial = zip(params["padding"], params["lhs_dilation"], strict=True)
   config = [*no_pad * 2, *((low, high, d - 1) for (low, high), d in spatial), *no_pad]
-  x = jax.lax.pad(x, jnp.zeros((), x.dtype), config)
-  kernel = [use.eqn.invars[1].aval.shape[i] for i in numbers.rhs_spec[2:]]
-  patches = [
-    _window(x, offset, cot.shape[2:-1], params["window_strides"], params["rhs_dilation"])
-    for offset in _offsets(kernel)
-  ]
-  stacked = jnp.stack(patches, axis=-1)  # [B, n, positions..., channels, kernel]
-  channels = x.shape[-1] // groups
-  stacked = stacked.reshape(units, positions, groups, channels * len(patches))
-  cot = cot.reshape(units, positions, groups, -1)
-  return Contraction(stacked.transpose(0, 2, 1, 3), cot.transpose(0, 2, 1, 3))
+  return jax.lax.pad(x, jnp.zeros((), x.dtype), config)
+
+
+def _last_channels(x: jax.Array, spec: tuple[int, ...]) -> jax.Array:
+  """[B, ...] of a layout (batch, channels, spatial...) -> [B, n, spatial..., channels]."""
+  return x.transpose([0, 1 + spec[0], *(1 + i for i in spec[2:]), 1 + spec[1]])
+
+
+def _kernel(use: Use) -> list[int]:
+  """Sizes of the kernel's spatial axes."""
+  spec = use.eqn.params["dimension_numbers"].rhs_spec
+  return [use.eqn.invars[1].aval.shape[i] for i in spec[2:]]
+
+
+def _positions(use: Use) -> list[int]:
+  """Sizes of the output's spatial axes."""
+  spec = use.eqn.params["dimension_numbers"].out_spec
+  return [use.eqn.outvars[0].aval.shape[i] for i in spec[2:]]
+
+
+def _windows(use: Use, x: jax.Array) -> list[jax.Array]:
+  """What each entry of the kernel sees of a padded input, in the order of the kernel."""
+  strides, dilation = use.eqn.params["window_strides"], use.eqn.params["rhs_dilation"]
+  out = tuple(_positions(use))
+  return [_window(x, offset, out, strides, dilation) for offset in _offsets(_kernel(use))]
 
 
 def _offsets(kernel: list[int]) -> list[tuple[int, ...]]:
@@ -132,15 +213,14 @@ def _window(
 
 
 def conv_gradient(use: Use, total: jax.Array) -> jax.Array:
-  """float32[groups, channels * kernel, outputs] -> the layout of the kernel."""
-  numbers = use.eqn.params["dimension_numbers"]
+  """float32[groups, kernel * channels, outputs] -> the layout of the kernel."""
+  spec = use.eqn.params["dimension_numbers"].rhs_spec
   shape = use.eqn.invars[1].aval.shape
-  spatial = [shape[i] for i in numbers.rhs_spec[2:]]
   groups, _, outputs = total.shape
-  arranged = total.reshape(groups, shape[numbers.rhs_spec[1]], *spatial, outputs)
-  arranged = jnp.moveaxis(arranged, 0, -2)  # [channels, spatial..., groups, outputs]
+  arranged = total.reshape(groups, *_kernel(use), shape[spec[1]], outputs)
+  arranged = jnp.moveaxis(arranged, 0, -2)  # [spatial..., channels, groups, outputs]
   arranged = arranged.reshape(*arranged.shape[:-2], groups * outputs)
-  order = (numbers.rhs_spec[1], *numbers.rhs_spec[2:], numbers.rhs_spec[0])
+  order = (*spec[2:], spec[1], spec[0])
   return arranged.transpose([order.index(i) for i in range(len(shape))])
 
 
@@ -164,10 +244,13 @@ def is_lookup(use: Use) -> bool:
 def lookup_of(use: Use, data: jax.Array, cotangent: jax.Array) -> Lookup:
   """A gather of rows; rows outside the table are clipped or dropped, as its mode says."""
   num_rows, width = use.eqn.invars[0].aval.shape
-  rows = data.reshape(data.shape[0], -1).astype(jnp.int32)
+  limits = jnp.iinfo(data.dtype)
+  # Beyond int32, indices are outside of any table; converted they might come back inside.
+  rows = jnp.clip(data, max(limits.min, -(2**31)), min(limits.max, 2**31 - 1)).astype(jnp.int32)
+  rows = rows.reshape(data.shape[0], math.prod(data.shape[1:]))
   mode = jax.lax.GatherScatterMode.from_any(use.eqn.params["mode"])
   if mode == jax.lax.GatherScatterMode.CLIP:
     rows = jnp.clip(rows, 0, num_rows - 1)
   else:
     rows = jnp.where((rows >= 0) & (rows < num_rows), rows, -1)
-  return Lookup(rows, cotangent.reshape(data.shape[0], -1, width), num_rows)
+  return Lookup(rows, cotangent.reshape(*rows.shape, width), num_rows)

@@ -11,7 +11,6 @@ from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.ghost import canonical, rules
 from dp_jax.gradients.ghost.interpreter import (
-  Origin,
   Recorder,
   Tapper,
   UnsupportedError,
@@ -20,7 +19,7 @@ from dp_jax.gradients.ghost.interpreter import (
   evaluate,
 )
 from dp_jax.gradients.ghost.plan import KNOWN, Group, make_plan
-from dp_jax.gradients.norms import scaled, sum_of_squares
+from dp_jax.gradients.norms import per_unit_norms, scaled, total_norms
 from dp_jax.gradients.styles import ClipRule
 
 PyTree = Any
@@ -50,6 +49,12 @@ class Traced:
     self._evaluate(params, None, recorder)
     return recorder.weights
 
+  def rearranged(self, params: Sequence[Any], exact: Sequence[Any]) -> list[list[Any]]:
+    """The same of `exact`, a float32 copy, without conversions; None where it is not linear."""
+    recorder = Recorder()
+    self._evaluate(params, None, recorder, exact)
+    return recorder.exact
+
   def loss(
     self, params: Sequence[Any], taps: Any, data: Sequence[Any]
   ) -> tuple[jax.Array, list[list[Any]]]:
@@ -58,11 +63,15 @@ class Traced:
     (out,) = self._evaluate(params, data, tapper)
     return out.array, tapper.saved
 
-  def _evaluate(self, params: Sequence[Any], data: Sequence[Any] | None, visitor: Any) -> Any:
-    inputs = [
-      Value(p, origin=Origin(frozenset({i}), True, tuple(range(jnp.ndim(p)))))
-      for i, p in enumerate(params)
-    ]
+  def _evaluate(
+    self,
+    params: Sequence[Any],
+    data: Sequence[Any] | None,
+    visitor: Any,
+    exact: Sequence[Any] | None = None,
+  ) -> Any:
+    pairs_of = zip(params, exact or params, strict=True)
+    inputs = [Value.parameter(p, i, x) for i, (p, x) in enumerate(pairs_of)]
     rest = self.jaxpr.jaxpr.invars[self.num_params :]
     inputs += [Value(None if data is None else x, True) for x in (data or rest)]
     consts = [Value(c) for c in self.jaxpr.consts]
@@ -79,7 +88,9 @@ def trace(loss_fn: Callable[..., Any], params: PyTree, unit: PyTree, key: Any) -
     key: one key, or None.
 
   Raises:
-    UnsupportedError: if the loss does not depend on the unit, or a scan mixes what it collects.
+    UnsupportedError: where no rule is sound: the loss does not depend on the unit, a scan mixes
+      what it collects, complex numbers, while loops, mutable references.
+    ValueError: if a parameter is not real.
   """
   jaxpr = jax.make_jaxpr(loss_fn)(params, unit, key)
   flat = jax.tree_util.tree_flatten_with_path(params)[0]
@@ -141,22 +152,23 @@ def clipped_sum(
   batch = _Batch.run(traced, leaves, units, keys)
   kept: dict[int, list[jax.Array]] = {}
   # Of each clipping group; a parameter that is never used has none.
-  squares = [[jnp.zeros(mask.shape, jnp.float32)] for _ in rule.bounds]
+  parts = [[jnp.zeros(mask.shape, jnp.float32)] for _ in rule.bounds]
+  made: dict[int, list[jax.Array]] = {}
   for index, group in enumerate(traced.groups):
     if group.rule == "instantiate":
       size = mask.shape[0] * group.numbers * 4
       if size <= memory_budget:
         memory_budget -= size
         kept[index] = batch.instantiate(group)
-        by_root = _squared(kept[index])
+        by_root = [per_unit_norms([g]) for g in kept[index]]
       else:
-        by_root = batch.squared_by_unit(group)
+        by_root = made[index] = batch.norms_by_unit(group)
     else:
-      by_root = [batch.squared(group)]
-    for root, square in zip(group.roots, by_root, strict=True):
-      squares[rule.group_of[root]].append(square)
-  norms = jnp.sqrt(jnp.stack([jnp.sum(jnp.stack(part), axis=0) for part in squares]))
-  total = batch.sum(rule.by_leaf(rule.scales(norms, mask)), kept)
+      by_root = [batch.norms(group)]
+    for root, norm in zip(group.roots, by_root, strict=True):
+      parts[rule.group_of[root]].append(norm)
+  norms = jnp.stack([total_norms(jnp.stack(part)) for part in parts])
+  total = batch.sum(rule.by_leaf(rule.scales(norms, mask)), kept, made)
   return _unflatten(structure, total), rule.combine(norms), batch.losses
 
 
@@ -184,16 +196,19 @@ class _Batch:
 
     backward = jax.vmap(jax.value_and_grad(loss, has_aux=True), in_axes=(None, 0))
     (losses, saved), cotangents = backward(taps, data)
+    # Norms and sums must see the same numbers: without it, a compiler may compute them twice, and
+    # round differently.
+    saved, cotangents = jax.tree.map(_materialised, (saved, cotangents))
     return cls(traced, params, traced.weights(params), losses, cotangents, saved)
 
-  def squared(self, group: Group) -> jax.Array:
-    """Squared norms of a group that is never made whole; it has one parameter."""
+  def norms(self, group: Group) -> jax.Array:
+    """Norms of a group that is never made whole; it has one parameter."""
     if group.rule == "lookup":
-      return rules.lookup_squared_norms(self._lookup(group.uses[0]))
+      return rules.lookup_norms(self._lookup(group.uses[0]))
     if group.rule == "tied":
       lookup, product = self._tied(group)
-      return rules.tied_squared_norms(self._lookup(lookup), self._contraction(product))
-    return rules.squared_norms(
+      return rules.tied_norms(self._lookup(lookup), self._contraction(product))
+    return rules.norms(
       rules.concatenate([self._contraction(u) for u in group.uses])
       if len(group.uses) > 1
       else self._contraction(group.uses[0])
@@ -204,50 +219,75 @@ class _Batch:
     pull = self._pullback(group)
     return jax.vmap(pull)(*self._inputs(group))
 
-  def squared_by_unit(self, group: Group) -> list[jax.Array]:
-    """Squared norms of such gradients, made and dropped one unit at a time."""
+  def norms_by_unit(self, group: Group) -> list[jax.Array]:
+    """Norms of such gradients, made and dropped one unit at a time."""
     pull = self._pullback(group)
 
     def one(inputs: Any) -> list[jax.Array]:
-      return [square[0] for square in _squared([g[None] for g in pull(*inputs)])]
+      return [per_unit_norms([g[None]])[0] for g in pull(*inputs)]
 
     return jax.lax.map(one, self._inputs(group))
 
-  def sum_by_unit(self, group: Group, scales: list[jax.Array]) -> Compensated:
+  def sum_by_unit(
+    self, group: Group, scales: list[jax.Array], norms: list[jax.Array]
+  ) -> Compensated:
     """Their clipped sum, made one unit at a time."""
     pull = self._pullback(group)
 
     def body(total: Compensated, inputs: Any) -> tuple[Compensated, None]:
-      some, *rest = inputs
-      grads = [scaled(g[None], s[None])[0] for g, s in zip(pull(*rest), some, strict=True)]
+      some, expected, *rest = inputs
+      grads = []
+      for g, scale, norm in zip(pull(*rest), some, expected, strict=True):
+        # Made anew, it may be rounded differently, and tokens that cancel leave rounding alone.
+        again = per_unit_norms([g[None]])
+        scale = jnp.where(again > norm, scale * (norm / again), scale)
+        grads.append(scaled(g[None], scale)[0])
       return pairs.add(total, Compensated(grads, jax.tree.map(jnp.zeros_like, grads))), None
 
     zero = pairs.zeros_like([self.params[r] for r in group.roots])
-    return jax.lax.scan(body, zero, (scales, *self._inputs(group)))[0]
+    return jax.lax.scan(body, zero, (scales, norms, *self._inputs(group)))[0]
 
-  def sum(self, scales: list[jax.Array], kept: dict[int, list[jax.Array]]) -> list[Compensated]:
-    """The clipped sum of every parameter, from the scales float32[B] of each."""
+  def sum(
+    self,
+    scales: list[jax.Array],
+    kept: dict[int, list[jax.Array]],
+    made: dict[int, list[jax.Array]],
+  ) -> list[Compensated]:
+    """The clipped sum of every parameter.
+
+    Args:
+      scales: float32[B] of each parameter.
+      kept: gradients of the groups that were made and kept.
+      made: norms of the groups that were made and dropped.
+    """
     totals: list[Compensated] = [pairs.zeros_like(p) for p in self.params]
-    operands: list[list[Any]] = [[jnp.zeros(jnp.shape(w), jnp.float32) for w in use]
-                                 for use in self.weights]  # fmt: skip
+    operands: dict[int, jax.Array] = {}
     for index, group in enumerate(self.traced.groups):
       if group.rule != "instantiate":
         for use, gradient in self._operand_sums(group, scales[group.roots[0]]):
-          operands[use] = [gradient]
+          operands[use] = gradient
         continue
       some = [scales[root] for root in group.roots]
       if index in kept:
         part = pairs.sum_units([scaled(g, s) for g, s in zip(kept[index], some, strict=True)])
       else:
-        part = self.sum_by_unit(group, some)
+        part = self.sum_by_unit(group, some, made[index])
       for root, total, error in zip(group.roots, part.sum, part.error, strict=True):
         totals[root] = pairs.add(totals[root], Compensated(total, error))
-    _, pull = jax.vjp(self._float32_weights, self.params)
-    (from_operands,) = pull(operands)
     return [
-      pairs.add(total, Compensated(extra.astype(jnp.float32), jnp.zeros_like(total.error)))
-      for total, extra in zip(totals, from_operands, strict=True)
+      pairs.add(total, Compensated(extra, jnp.zeros_like(extra)))
+      for total, extra in zip(totals, self._from_operands(operands), strict=True)
     ]
+
+  def _from_operands(self, sums: dict[int, jax.Array]) -> list[jax.Array]:
+    """Sums in the layouts of operands -> in those of the parameters, in float32."""
+
+    def operands(params: list[jax.Array]) -> dict[int, jax.Array]:
+      every = self.traced.rearranged(self.params, params)
+      return {use: every[use][0] for use in sums}
+
+    _, pull = jax.vjp(operands, [p.astype(jnp.float32) for p in self.params])
+    return pull(sums)[0]
 
   def _operand_sums(self, group: Group, scales: jax.Array) -> list[tuple[int, jax.Array]]:
     """Clipped sums in the layout of each use's parameter operand."""
@@ -311,14 +351,9 @@ class _Batch:
 
     return pull
 
-  def _float32_weights(self, params: list[jax.Array]) -> list[list[jax.Array]]:
-    """Operands in float32, so that sums over units pass back to the parameters unrounded."""
-    return jax.tree.map(lambda w: w.astype(jnp.float32), self.traced.weights(params))
 
-
-def _squared(gradients: list[jax.Array]) -> list[jax.Array]:
-  """Squared norms float32[B] of each of a list of float32[B, ...]."""
-  return [sum_of_squares(g.reshape(g.shape[0], -1)) for g in gradients]
+def _materialised(x: jax.Array) -> jax.Array:
+  return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jax.lax.optimization_barrier(x)
 
 
 def _unflatten(structure: Any, totals: list[Compensated]) -> Compensated:

@@ -13,10 +13,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend import core as jex_core
+from jax.ref import AbstractRef
 
 # Calls that are looked into. Their bodies are what they compute; a custom derivative is not.
 _INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "remat2": "jaxpr",
             "checkpoint": "jaxpr", "core_call": "call_jaxpr"}  # fmt: skip
+# Of one operand, and equal to it but for rounding or placement.
+_IDENTITIES = ("convert_element_type", "copy", "copy_p", "name", "optimization_barrier", "reshard",
+               "sharding_constraint")  # fmt: skip
+# Rearrangements, where they keep the number of entries.
+_RESHAPES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
 # A longer scan that mixes parameters and data stays one equation.
 MAX_UNROLL = 128
 
@@ -45,11 +51,31 @@ class Origin:
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-  """A value of the evaluation: `origin` is set if it derives from parameters."""
+  """A value of the evaluation.
+
+  Attributes:
+    array: its value; None where data is not followed.
+    is_data: whether it depends on the unit.
+    origin: set if it derives from parameters.
+    exact: of a structural origin, the same rearrangement of the parameter in float32, without the
+      conversions (or the like of what was given for it): sums over units pass back unrounded.
+  """
 
   array: Any
   is_data: bool = False
   origin: Origin | None = None
+  exact: Any = None
+
+  @classmethod
+  def parameter(cls, array: Any, index: int, exact: Any) -> "Value":
+    """The parameter of this index, and its copy for `exact`."""
+    if not _is_real(array):
+      raise ValueError(
+        f"params must be real floating-point arrays; leaf {index} is {array.dtype}. Keep other"
+        " leaves outside of the parameters."
+      )
+    origin = Origin(frozenset({index}), True, tuple(range(jnp.ndim(array))))
+    return cls(array, origin=origin, exact=exact)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +100,8 @@ class Use:
   def name(self) -> str:
     return self.eqn.primitive.name
 
-  def apply(self, weights: Sequence[Any], data: Sequence[Any]) -> list[jax.Array]:
-    """The outputs that carry a gradient, as a function of the operands."""
+  def operands(self, weights: Sequence[Any], data: Sequence[Any]) -> list[Any]:
+    """All operands of the equation, in order."""
     operands: list[Any] = [None] * len(self.eqn.invars)
     for (position, _), value in zip(self.weights, weights, strict=True):
       operands[position] = value
@@ -83,7 +109,11 @@ class Use:
       operands[position] = value
     for position, value in self.constants.items():
       operands[position] = value
-    outputs = bind(self.eqn, operands)
+    return operands
+
+  def apply(self, weights: Sequence[Any], data: Sequence[Any]) -> list[jax.Array]:
+    """The outputs that carry a gradient, as a function of the operands."""
+    outputs = bind(self.eqn, self.operands(weights, data))
     return [outputs[position] for position in self.outputs]
 
 
@@ -92,7 +122,7 @@ class Visitor:
 
   with_data = False
 
-  def use(self, use: Use, weights: list[Any], data: list[Any]) -> list[Any] | None:
+  def use(self, use: Use, weights: list[Value], data: list[Any]) -> list[Any] | None:
     """Called in order; returns the outputs, or None where data is not followed."""
     raise NotImplementedError
 
@@ -103,10 +133,12 @@ class Recorder(Visitor):
   def __init__(self) -> None:
     self.uses: list[Use] = []
     self.weights: list[list[Any]] = []
+    self.exact: list[list[Any]] = []
 
-  def use(self, use: Use, weights: list[Any], data: list[Any]) -> None:
+  def use(self, use: Use, weights: list[Value], data: list[Any]) -> None:
     self.uses.append(use)
-    self.weights.append(weights)
+    self.weights.append([w.array for w in weights])
+    self.exact.append([w.exact for w in weights])
 
 
 class Tapper(Visitor):
@@ -118,15 +150,8 @@ class Tapper(Visitor):
     self._taps = iter(taps)
     self.saved: list[list[Any]] = []
 
-  def use(self, use: Use, weights: list[Any], data: list[Any]) -> list[Any]:
-    operands: list[Any] = [None] * len(use.eqn.invars)
-    for (position, _), value in zip(use.weights, weights, strict=True):
-      operands[position] = value
-    for position, value in zip(use.data, data, strict=True):
-      operands[position] = value
-    for position, value in use.constants.items():
-      operands[position] = value
-    outputs = bind(use.eqn, operands)
+  def use(self, use: Use, weights: list[Value], data: list[Any]) -> list[Any]:
+    outputs = bind(use.eqn, use.operands([w.array for w in weights], data))
     for position, tap in zip(use.outputs, next(self._taps), strict=True):
       outputs[position] = outputs[position] + tap
     self.saved.append(data)
@@ -174,22 +199,37 @@ def _equation(eqn: Any, inputs: list[Value], visitor: Visitor) -> list[Value]:
   from_params = [v for v in inputs if v.origin is not None]
   any_data = any(v.is_data for v in inputs)
   name = eqn.primitive.name
+  if any(isinstance(var.aval, AbstractRef) for var in (*eqn.invars, *eqn.outvars)):
+    # What is read from it later may have been written under another name: no use would be seen.
+    raise UnsupportedError(f"the loss uses a mutable reference ({name!r})")
   if from_params and name in _INLINED:
     inner = eqn.params[_INLINED[name]]
     closed = hasattr(inner, "consts")
     consts = [Value(c) for c in inner.consts] if closed else []
     return evaluate(inner.jaxpr if closed else inner, consts, inputs, visitor)
-  if from_params and any_data and name == "scan" and eqn.params["length"] <= MAX_UNROLL:
+  if from_params and any_data and name == "scan" and 0 < eqn.params["length"] <= MAX_UNROLL:
     return _scan(eqn, inputs, visitor)
+  if from_params and any_data:
+    _check_supported(eqn)
   if not from_params:
     if any_data and not visitor.with_data:
       return [Value(None, is_data=True) for _ in eqn.outvars]
     return [Value(x, is_data=any_data) for x in bind(eqn, [v.array for v in inputs])]
   if not any_data:
     arrays = bind(eqn, [v.array for v in inputs])
-    origins = [_derive(eqn, inputs, var.aval) for var in eqn.outvars]
-    return [Value(a, origin=o) for a, o in zip(arrays, origins, strict=True)]
+    return [
+      _derive(eqn, inputs, array, var.aval) for array, var in zip(arrays, eqn.outvars, strict=True)
+    ]
   return _use(eqn, inputs, visitor)
+
+
+def _check_supported(eqn: Any) -> None:
+  """Refuses uses that cannot be differentiated in the way that the engine does."""
+  name = eqn.primitive.name
+  if name == "while":
+    raise UnsupportedError("a parameter meets data in a 'while' loop, which has no transpose")
+  if any(_is_complex(var.aval) for var in (*eqn.invars, *eqn.outvars)):
+    raise UnsupportedError(f"a parameter meets data in {name!r}, with complex numbers")
 
 
 def _use(eqn: Any, inputs: list[Value], visitor: Visitor) -> list[Value]:
@@ -206,32 +246,30 @@ def _use(eqn: Any, inputs: list[Value], visitor: Visitor) -> list[Value]:
     if not visitor.with_data:
       return [Value(None, is_data=True) for _ in eqn.outvars]
     return [Value(x, is_data=True) for x in bind(eqn, [v.array for v in inputs])]
-  outputs = visitor.use(use, [v.array for _, v in weights], [v.array for _, v in data])
+  outputs = visitor.use(use, [v for _, v in weights], [v.array for _, v in data])
   outputs = [None] * len(eqn.outvars) if outputs is None else outputs
   return [Value(x, is_data=True) for x in outputs]
 
 
-def _derive(eqn: Any, inputs: list[Value], out: Any) -> Origin | None:
-  """The origin of an output that depends on parameters and constants alone."""
-  if not _is_inexact(out):
-    return None  # an integer or boolean carries no gradient: a constant
-  origins = [v.origin for v in inputs if v.origin is not None]
-  roots = frozenset().union(*(o.roots for o in origins))
-  first = origins[0]
-  if len(inputs) != 1 or not first.structural:
-    return Origin(roots)
-  shape, axes = eqn.invars[0].aval.shape, first.axes
+def _derive(eqn: Any, inputs: list[Value], array: Any, out: Any) -> Value:
+  """An output that depends on parameters and constants alone."""
   name = eqn.primitive.name
-  if name in ("convert_element_type", "copy", "copy_p"):
-    return dataclasses.replace(first)
-  if name == "transpose":
-    permuted = None if axes is None else tuple(axes[i] for i in eqn.params["permutation"])
-    return dataclasses.replace(first, axes=permuted)
-  if name in ("reshape", "squeeze", "expand_dims", "broadcast_in_dim") and _size(out) == _size(
-    eqn.invars[0].aval
-  ):
-    return dataclasses.replace(first, axes=_reshaped(shape, axes, out.shape))
-  return Origin(roots)
+  if not _is_inexact(out) or name == "stop_gradient":
+    return Value(array)  # integers and booleans carry no gradient either: a constant
+  origins = [v.origin for v in inputs if v.origin is not None]
+  first, exact = origins[0], inputs[0].exact
+  if len(inputs) == 1 and first.structural and _is_real(out):
+    shape, axes = eqn.invars[0].aval.shape, first.axes
+    if name in _IDENTITIES:
+      return Value(array, origin=first, exact=exact)
+    if name == "transpose":
+      permuted = None if axes is None else tuple(axes[i] for i in eqn.params["permutation"])
+      exact = exact.transpose(eqn.params["permutation"])
+      return Value(array, origin=dataclasses.replace(first, axes=permuted), exact=exact)
+    if name in _RESHAPES and _size(out) == _size(eqn.invars[0].aval):
+      found = dataclasses.replace(first, axes=_reshaped(shape, axes, out.shape))
+      return Value(array, origin=found, exact=exact.reshape(out.shape))
+  return Value(array, origin=Origin(frozenset().union(*(o.roots for o in origins))))
 
 
 def _reshaped(
@@ -267,13 +305,12 @@ def _scan(eqn: Any, inputs: list[Value], visitor: Visitor) -> list[Value]:
 def _slice(value: Value, i: int) -> Value:
   array = None if value.array is None else value.array[i]
   origin = value.origin
-  if origin is not None:
-    whole = origin.structural and origin.axes is not None and origin.axes[:1] == (0,)
-    if whole and origin.index is None:
-      origin = dataclasses.replace(origin, axes=origin.axes[1:], index=i)  # type: ignore[index]
-    else:
-      origin = Origin(origin.roots)
-  return Value(array, value.is_data, origin)
+  if origin is None:
+    return Value(array, value.is_data)
+  if origin.structural and origin.index is None and origin.axes and origin.axes[0] == 0:
+    origin = dataclasses.replace(origin, axes=origin.axes[1:], index=i)
+    return Value(array, origin=origin, exact=value.exact[i])
+  return Value(array, origin=Origin(origin.roots))
 
 
 def _stack(column: list[Value]) -> Value:
@@ -293,6 +330,14 @@ def _stack(column: list[Value]) -> Value:
 
 def _is_inexact(aval: Any) -> bool:
   return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
+def _is_real(aval: Any) -> bool:
+  return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.floating)
+
+
+def _is_complex(aval: Any) -> bool:
+  return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.complexfloating)
 
 
 def _size(aval: Any) -> int:

@@ -185,7 +185,10 @@ def _dot_sizes(use: Use) -> tuple[int, int, int, int]:
   batch, contracted, free = canonical.dot_roles(use)
   blocks = math.prod(weight[i] for i in batch)
   inputs = math.prod(weight[i] for i in contracted)
-  return blocks, math.prod(data) // (blocks * inputs), inputs, math.prod(weight[i] for i in free)
+  used = use.eqn.params["dimension_numbers"]
+  taken = {*used[0][1 - side], *used[1][1 - side]}
+  tokens = math.prod(size for i, size in enumerate(data) if i not in taken)
+  return blocks, tokens, inputs, math.prod(weight[i] for i in free)
 
 
 def _lookup_sizes(use: Use) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Rules: squared norm and clipped sum of the per-unit gradients of one kind of use.
+"""Rules: norm and clipped sum of the per-unit gradients of one kind of use.
 
 For each unit of a batch, a *contraction* is a parameter's gradient as a sum of outer products
 sum_t x_t (x) c_t of operands and cotangents: matrix products, convolutions (x are patches) and
@@ -7,7 +7,12 @@ sum_ts (x_t . x_s)(c_t . c_s), or by making the sum, whichever is cheaper.
 
 A norm is an upper bound. Both forms cancel: with activations of 200 and tokens that cancel, a
 rounded Gram sum can come out far too small, or negative. So the worst rounding error is added,
-n 2^-24 times the same sum of magnitudes, and the magnitudes are those of the tokens' norms.
+n 2^-24 times the same sum of magnitudes, and the magnitudes are those of the tokens' norms. Here n
+counts the rounding of the norm itself and, with T terms once more, that of the clipped sum, which
+adds the same tokens in float32.
+
+Everything is scaled before it is squared: gradients of 1e-30 and 1e30 have norms in float32, and
+their squares do not.
 """
 
 import dataclasses
@@ -16,8 +21,12 @@ import math
 import jax
 import jax.numpy as jnp
 
+from dp_jax.gradients.norms import sum_of_squares
+
 _UNIT_ROUNDOFF = 2.0**-24
 _HIGHEST = jax.lax.Precision.HIGHEST
+# Scales stay in a range where neither they nor their reciprocals vanish.
+_SMALLEST, _LARGEST = 2.0**-120, 2.0**120
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,21 +54,42 @@ def gram_is_cheaper(blocks: int, tokens: int, inputs: int, outputs: int) -> bool
   return tokens * (inputs + outputs) <= inputs * outputs
 
 
-def squared_norms(c: Contraction) -> jax.Array:
-  """Upper bounds of the squared norms, float32[B]."""
+def norms(c: Contraction) -> jax.Array:
+  """Upper bounds of the norms, float32[B]."""
+  x, cot, scale = _scaled(c)
+  return scale * jnp.sqrt(_squared_norms(x, cot))
+
+
+def _scaled(c: Contraction) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Operand and cotangent with entries of at most 1, and the scale float32[B] of their product."""
   x, cot = c.operand.astype(jnp.float32), c.cotangent.astype(jnp.float32)
-  _, tokens, inputs, outputs = c.sizes
+  # Token by token: one may have the large operand, and another the large cotangent.
+  largest = _largest(x, (3,))
+  x, cot = x / largest, cot * largest
+  scale = _largest(cot, (1, 2, 3))
+  return x, cot / scale, scale.reshape(-1)
+
+
+def _largest(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
+  found = jnp.max(jnp.abs(x), axis=axes, keepdims=True, initial=0.0)
+  return jnp.clip(found, _SMALLEST, _LARGEST)
+
+
+def _squared_norms(x: jax.Array, cot: jax.Array) -> jax.Array:
+  """float32[B, N, T, K] and [B, N, T, O] -> upper bounds of the squared norms, float32[B]."""
+  blocks, tokens, inputs, outputs = *x.shape[1:], cot.shape[-1]
+  products = _squares(x) * _squares(cot)
   if tokens == 1:
     # One outer product: a product of two norms, without cancellation.
-    return jnp.sum(_dot(x, x) * _dot(cot, cot), axis=(1, 2))
-  magnitude = jnp.sum(jnp.sqrt(_dot(x, x) * _dot(cot, cot)), axis=2)  # [B, N]
-  if gram_is_cheaper(*c.sizes):
-    grams = _gram(x, x) * _gram(cot, cot)
-    error = (inputs + outputs + 2 * tokens) * _UNIT_ROUNDOFF * jnp.square(magnitude)
-    return jnp.sum(jnp.maximum(jnp.sum(grams, axis=(2, 3)), 0.0) + error, axis=1)
+    return jnp.sum(products, axis=(1, 2))
+  magnitude = jnp.sum(jnp.sqrt(products), axis=2)  # [B, N]
+  if gram_is_cheaper(blocks, tokens, inputs, outputs):
+    grams = _sum_of_pairs(_gram(x, x) * _gram(cot, cot))
+    error = (inputs + outputs + 4 * tokens) * _UNIT_ROUNDOFF * jnp.square(magnitude)
+    return jnp.sum(jnp.maximum(grams, 0.0) + error, axis=1)
   grads = jnp.einsum("bntk,bnto->bnko", x, cot, precision=_HIGHEST)
-  norms = jnp.sqrt(jnp.sum(jnp.square(grads), axis=(2, 3)))
-  return jnp.sum(jnp.square(norms + tokens * _UNIT_ROUNDOFF * magnitude), axis=1)
+  found = jnp.sqrt(_squares(grads.reshape(*grads.shape[:2], inputs * outputs)))
+  return jnp.sum(jnp.square(found + 2 * tokens * _UNIT_ROUNDOFF * magnitude), axis=1)
 
 
 def clipped_sum(c: Contraction, scales: jax.Array) -> jax.Array:
@@ -96,14 +126,19 @@ class Lookup:
   num_rows: int
 
 
-def lookup_squared_norms(lookup: Lookup) -> jax.Array:
-  """Upper bounds of the squared norms, float32[B]: repeated rows add up before the square."""
-  rows, cot = lookup.rows, _lookup_cotangent(lookup)
+def lookup_norms(lookup: Lookup) -> jax.Array:
+  """Upper bounds of the norms, float32[B]: repeated rows add up before the square."""
+  cot = _lookup_cotangent(lookup)
+  scale = _largest(cot, (1, 2))
+  return scale.reshape(-1) * jnp.sqrt(_lookup_squared_norms(lookup.rows, cot / scale))
+
+
+def _lookup_squared_norms(rows: jax.Array, cot: jax.Array) -> jax.Array:
   same = rows[:, :, None] == rows[:, None, :]
   tokens, width = cot.shape[1:]
-  magnitude = jnp.sum(jnp.sqrt(_dot(cot, cot)), axis=1)
-  total = jnp.sum(jnp.where(same, _gram(cot, cot), 0.0), axis=(1, 2))
-  error = (width + 2 * tokens) * _UNIT_ROUNDOFF * jnp.square(magnitude)
+  magnitude = jnp.sum(jnp.sqrt(_squares(cot)), axis=1)
+  total = _sum_of_pairs(jnp.where(same, _gram(cot, cot), 0.0))
+  error = (width + 4 * tokens) * _UNIT_ROUNDOFF * jnp.square(magnitude)
   return jnp.maximum(total, 0.0) + (error if tokens > 1 else 0.0)
 
 
@@ -116,7 +151,7 @@ def lookup_clipped_sum(lookup: Lookup, scales: jax.Array) -> jax.Array:
   return table.at[rows].add(cot.reshape(-1, cot.shape[-1]))
 
 
-def tied_squared_norms(lookup: Lookup, product: Contraction) -> jax.Array:
+def tied_norms(lookup: Lookup, product: Contraction) -> jax.Array:
   """Upper bounds for a table that is looked up and multiplied with: both terms and the cross term.
 
   Args:
@@ -127,19 +162,33 @@ def tied_squared_norms(lookup: Lookup, product: Contraction) -> jax.Array:
     float32[B]; |A + B|^2 = |A|^2 + |B|^2 + 2 <A, B>, where the cross term needs the cotangent of
     the looked-up columns only.
   """
-  x = product.operand[:, 0].astype(jnp.float32)
-  logits = product.cotangent[:, 0].astype(jnp.float32)
+  x, logits, product_scale = _scaled(product)
   cot = _lookup_cotangent(lookup)
+  lookup_scale = _largest(cot, (1, 2))
+  cot, lookup_scale = cot / lookup_scale, lookup_scale.reshape(-1)
+  scale = jnp.maximum(product_scale, lookup_scale)
+  ratios = product_scale / scale, lookup_scale / scale
+  product_square = jnp.square(ratios[0]) * _squared_norms(x, logits)
+  lookup_square = jnp.square(ratios[1]) * _lookup_squared_norms(lookup.rows, cot)
+  cross, error = _cross_term(lookup, cot, x[:, 0], logits[:, 0])
+  cross, error = cross * ratios[0] * ratios[1], error * ratios[0] * ratios[1]
+  total = jnp.maximum(product_square + lookup_square + 2 * cross, 0.0) + 2 * error
+  return scale * jnp.sqrt(total)
+
+
+def _cross_term(
+  lookup: Lookup, cot: jax.Array, x: jax.Array, logits: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """<A, B> of lookup and product, and a bound of its rounding error."""
   rows = jnp.maximum(lookup.rows, 0)
   columns = jnp.take_along_axis(logits, rows[:, None, :], axis=2)  # [B, T, S]
   inner = jnp.einsum("btd,bsd->bts", x, cot, precision=_HIGHEST)
-  cross = jnp.sum(columns * inner, axis=(1, 2))
+  cross = _sum_of_pairs(columns * inner)
   tokens, width = cot.shape[1:]
-  magnitude = jnp.sum(jnp.sqrt(_dot(x, x)), axis=1) * jnp.sum(jnp.sqrt(_dot(cot, cot)), axis=1)
+  magnitude = jnp.sum(jnp.sqrt(_squares(x)), axis=1) * jnp.sum(jnp.sqrt(_squares(cot)), axis=1)
   largest = jnp.max(jnp.abs(columns), axis=(1, 2), initial=0.0)
-  error = (width + 2 * tokens + 2 * x.shape[1]) * _UNIT_ROUNDOFF * magnitude * largest
-  separate = lookup_squared_norms(lookup) + squared_norms(product)
-  return jnp.maximum(separate + 2 * cross, 0.0) + 2 * error
+  error = (width + 4 * tokens + 4 * x.shape[1]) * _UNIT_ROUNDOFF * magnitude * largest
+  return cross, error
 
 
 def _lookup_cotangent(lookup: Lookup) -> jax.Array:
@@ -147,8 +196,14 @@ def _lookup_cotangent(lookup: Lookup) -> jax.Array:
   return jnp.where(inside, lookup.cotangent.astype(jnp.float32), 0.0)
 
 
-def _dot(x: jax.Array, y: jax.Array) -> jax.Array:
-  return jnp.sum(x * y, axis=-1)
+def _squares(x: jax.Array) -> jax.Array:
+  """float32[..., n] -> float32[...]."""
+  return sum_of_squares(x.reshape(math.prod(x.shape[:-1]), x.shape[-1])).reshape(x.shape[:-1])
+
+
+def _sum_of_pairs(x: jax.Array) -> jax.Array:
+  """float32[..., T, S] -> float32[...]; two sums, of T and of S terms, that are not merged."""
+  return jnp.sum(jax.lax.optimization_barrier(jnp.sum(x, axis=-1)), axis=-1)
 
 
 def _gram(x: jax.Array, y: jax.Array) -> jax.Array:
@@ -164,8 +219,3 @@ def flops(kind: str, sizes: tuple[int, int, int, int]) -> int:
   if kind == "gram":
     return 2 * blocks * tokens * tokens * (inputs + outputs)
   return 2 * blocks * tokens * inputs * outputs
-
-
-def size_of(shape: tuple[int, ...]) -> int:
-  """Number of entries."""
-  return math.prod(shape)
