@@ -10,6 +10,12 @@ if TYPE_CHECKING:
   from dp_jax.gradients.clipping import ClippedGrad, clipped_grad
   from dp_jax.gradients.compensated import Compensated
   from dp_jax.gradients.noise import add_noise, gaussian_noise
+  from dp_jax.gradients.optax_api import (
+    differentially_private_aggregate,
+    dp_adam,
+    dp_lamb,
+    dp_sgd,
+  )
   from dp_jax.privacy.calibration import calibrate
   from dp_jax.privacy.keys import MasterKey
   from dp_jax.privacy.mechanism import Mechanism
@@ -32,6 +38,10 @@ _EXPORTS = {
   "add_noise": "gradients.noise",
   "calibrate": "privacy.calibration",
   "clipped_grad": "gradients.clipping",
+  "differentially_private_aggregate": "gradients.optax_api",
+  "dp_adam": "gradients.optax_api",
+  "dp_lamb": "gradients.optax_api",
+  "dp_sgd": "gradients.optax_api",
   "gaussian_noise": "gradients.noise",
   "load_release": "training.release",
 }
@@ -51,6 +61,10 @@ __all__ = [
   "add_noise",
   "calibrate",
   "clipped_grad",
+  "differentially_private_aggregate",
+  "dp_adam",
+  "dp_lamb",
+  "dp_sgd",
   "gaussian_noise",
   "load_release",
 ]

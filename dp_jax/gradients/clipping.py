@@ -159,10 +159,7 @@ def clipped_grad(
 
   Abadi et al. 2016, arXiv:1607.00133, Algorithm 1.
   """
-  if not isinstance(clip_norm, int | float) or not _SMALLEST_CLIP <= clip_norm <= _LARGEST_CLIP:
-    raise ValueError(
-      f"clip_norm must be a number from {_SMALLEST_CLIP} to {_LARGEST_CLIP}, got {clip_norm!r}."
-    )
+  check_clip_norm(clip_norm)
   if engine not in ENGINES:
     raise ValueError(f"engine {engine!r} is not one of {', '.join(ENGINES)}.")
   if microbatch_size is not None and microbatch_size < 1:
@@ -171,6 +168,18 @@ def clipped_grad(
     loss_fn, float(clip_norm), engine, check_style(clipping), microbatch_size, compensated,
     memory_budget,
   )  # fmt: skip
+
+
+def check_clip_norm(clip_norm: Any) -> None:
+  """Refuses a clip norm that float32 does not serve.
+
+  Raises:
+    ValueError: naming the value and the range.
+  """
+  if not isinstance(clip_norm, int | float) or not _SMALLEST_CLIP <= clip_norm <= _LARGEST_CLIP:
+    raise ValueError(
+      f"clip_norm must be a number from {_SMALLEST_CLIP} to {_LARGEST_CLIP}, got {clip_norm!r}."
+    )
 
 
 def _check_loss(loss_fn: LossFn, params: PyTree, units: PyTree, keys: Any) -> None:

@@ -85,6 +85,24 @@ def _by_vmap(
   """The reference engine: every unit's gradient is materialised."""
   in_axes = (None, 0, None if keys is None else 0)
   losses, grads = jax.vmap(jax.value_and_grad(loss_fn), in_axes)(params, units, keys)
+  total, norms = clip_and_sum(grads, mask, rule)
+  return total, _aux(norms, losses, mask)
+
+
+def clip_and_sum(grads: PyTree, mask: jax.Array, rule: ClipRule) -> tuple[Compensated, jax.Array]:
+  """Clips each unit's gradient and sums over the units.
+
+  Args:
+    grads: leaves float[B, ...], the gradient of each unit's loss.
+    mask: bool[B]; False marks padding, which adds exactly zero.
+    rule: what each gradient is multiplied with, from its norm.
+
+  Returns:
+    The sum as a pair, leaves float32[...], and the norms before clipping, float32[B].
+  """
+  if mask.shape[0] == 0:
+    one = jax.tree.map(lambda g: jnp.zeros(g.shape[1:], jnp.float32), grads)
+    return pairs.zeros_like(one), jnp.zeros(0, jnp.float32)
   grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
   leaves, structure = jax.tree.flatten(grads)
   parts: list[list[jax.Array]] = [[] for _ in rule.bounds]
@@ -94,7 +112,7 @@ def _by_vmap(
   scales = rule.by_leaf(rule.scales(norms, mask))
   kept = [scaled(leaf, scale) for leaf, scale in zip(leaves, scales, strict=True)]
   total = pairs.sum_units(jax.tree.unflatten(structure, kept))
-  return total, _aux(rule.combine(norms), losses, mask)
+  return total, rule.combine(norms)
 
 
 def _aux(norms: jax.Array, losses: jax.Array, mask: jax.Array) -> ClipAux:

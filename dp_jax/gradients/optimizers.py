@@ -39,7 +39,7 @@ def make_schedule(
 
 def make_optimizer(
   name: Literal["sgd", "adam", "lamb"],
-  schedule: optax.Schedule,
+  schedule: optax.ScalarOrSchedule,
   *,
   momentum: float = 0.9,
   weight_decay: float = 0.0,
@@ -49,7 +49,7 @@ def make_optimizer(
   Args:
     name: sgd (Nesterov momentum; momentum 0 is plain), adam, or lamb (You et al. 2019,
       arXiv:1904.00962).
-    schedule: learning rate by step.
+    schedule: the learning rate, by step or one number.
     momentum: of sgd.
     weight_decay: the decay per unit of learning rate (Loshchilov and Hutter 2017,
       arXiv:1711.05101).

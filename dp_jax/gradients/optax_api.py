@@ -1,0 +1,191 @@
+"""For users of optax with their own training loop: private optimizers, and a safe aggregate.
+
+The optimizers take the sum that `clipped_grad` returns:
+
+  grad_fn = dp_jax.clipped_grad(loss_fn, clip_norm)
+  optimizer = dp_jax.dp_adam(1e-3, mechanism.stddev, key, expected_batch_size)
+  state = optimizer.init(params)  # not under jit: the state holds the secret key
+  total, _ = grad_fn(params, units, mask)
+  updates, state = optimizer.update(total, state, params)
+
+What they do after the noise is post-processing. The state is secret: whoever has its key can take
+the noise away again.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dp_jax.gradients.clipping import check_clip_norm
+from dp_jax.gradients.engines import clip_and_sum
+from dp_jax.gradients.noise import NoiseState, check_stddev, gaussian_noise
+from dp_jax.gradients.optimizers import make_optimizer
+from dp_jax.gradients.styles import make_rule
+
+PyTree = Any
+
+
+def dp_sgd(
+  learning_rate: optax.ScalarOrSchedule,
+  stddev: float,
+  key: jax.Array,
+  expected_batch_size: float,
+  *,
+  momentum: float = 0.0,
+  weight_decay: float = 0.0,
+) -> optax.GradientTransformation:
+  """SGD with Nesterov momentum on sums of clipped gradients.
+
+  Args:
+    learning_rate: a number, or a schedule by step.
+    stddev: of the noise on the sum: noise_multiplier * clip_norm, as `Mechanism.stddev`.
+    key: one typed key, never used elsewhere.
+    expected_batch_size: the public divisor, fixed before the first step; never the size of the
+      batch that was drawn.
+    momentum: 0 is plain SGD.
+    weight_decay: decoupled, per unit of learning rate.
+
+  Raises:
+    ValueError: if stddev, key or divisor cannot serve.
+
+  Abadi et al. 2016, arXiv:1607.00133, Algorithm 1.
+  """
+  optimizer = make_optimizer("sgd", learning_rate, momentum=momentum, weight_decay=weight_decay)
+  return _on_noised_mean(stddev, key, expected_batch_size, optimizer)
+
+
+def dp_adam(
+  learning_rate: optax.ScalarOrSchedule,
+  stddev: float,
+  key: jax.Array,
+  expected_batch_size: float,
+  *,
+  weight_decay: float = 0.0,
+) -> optax.GradientTransformation:
+  """Adam on sums of clipped gradients; arguments and errors as of `dp_sgd`.
+
+  Args:
+    learning_rate: a number, or a schedule by step.
+    stddev: of the noise on the sum.
+    key: one typed key.
+    expected_batch_size: the public divisor.
+    weight_decay: decoupled (Loshchilov and Hutter 2017, arXiv:1711.05101).
+  """
+  optimizer = make_optimizer("adam", learning_rate, weight_decay=weight_decay)
+  return _on_noised_mean(stddev, key, expected_batch_size, optimizer)
+
+
+def dp_lamb(
+  learning_rate: optax.ScalarOrSchedule,
+  stddev: float,
+  key: jax.Array,
+  expected_batch_size: float,
+  *,
+  weight_decay: float = 0.0,
+) -> optax.GradientTransformation:
+  """LAMB on sums of clipped gradients; arguments and errors as of `dp_sgd`.
+
+  Args:
+    learning_rate: a number, or a schedule by step.
+    stddev: of the noise on the sum.
+    key: one typed key.
+    expected_batch_size: the public divisor.
+    weight_decay: decoupled.
+
+  You et al. 2019, arXiv:1904.00962; with privacy, Mehta et al. 2022, arXiv:2205.02973.
+  """
+  optimizer = make_optimizer("lamb", learning_rate, weight_decay=weight_decay)
+  return _on_noised_mean(stddev, key, expected_batch_size, optimizer)
+
+
+def differentially_private_aggregate(
+  l2_norm_clip: float, noise_multiplier: float, key: jax.Array, expected_batch_size: float
+) -> optax.GradientTransformationExtraArgs:
+  """Takes the place of `optax.contrib.differentially_private_aggregate`.
+
+  Like that, it takes per-example gradients and gives the noised mean of the clipped ones. Unlike
+  that: the key has no default and cannot be a small integer; the divisor is public, so that the
+  size of the batch does not show; `update` takes a mask, and padding adds exactly zero; an example
+  whose gradient is not finite counts as zero, instead of spreading; norms and sums are float32
+  whatever the gradients are; and the noise is that of `add_noise`, with its tails and its grid.
+
+  Args:
+    l2_norm_clip: the clip norm C, from 1e-12 to 1e12.
+    noise_multiplier: stddev / C.
+    key: one typed key, never used elsewhere.
+    expected_batch_size: the public divisor, fixed before the first step.
+
+  Returns:
+    A transform to put first in a chain: `update(updates, state, params, mask=None)`, where the
+    leaves of updates are float[B, ...] and mask is bool[B], False for padding. Its state, a
+    `NoiseState`, is secret. `init` must not be traced.
+
+  Raises:
+    ValueError: if an argument cannot serve; from `init`, if it is traced; from `update`, if the
+      shapes do not fit.
+
+  Abadi et al. 2016, arXiv:1607.00133, Algorithm 1.
+  """
+  check_clip_norm(l2_norm_clip)
+  noise = _noised_mean(noise_multiplier * l2_norm_clip, key, expected_batch_size)
+
+  def update(
+    updates: PyTree, state: Any, params: PyTree = None, *, mask: Any = None, **extra: Any
+  ) -> tuple[PyTree, Any]:
+    del params, extra
+    sizes = {jnp.shape(g)[:1] for g in jax.tree.leaves(updates)}
+    if len(sizes) != 1 or () in sizes:
+      raise ValueError(
+        f"updates must be per-example gradients, leaves [B, ...]; first axes {sizes}."
+      )
+    (size,) = sizes
+    mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
+    if mask.shape != size or mask.dtype != jnp.bool_:
+      raise ValueError(f"mask must be bool{list(size)}, got {mask.dtype}{list(mask.shape)}.")
+    total, _ = clip_and_sum(updates, mask, make_rule("flat", float(l2_norm_clip), updates))
+    return noise.update(total, state)
+
+  return optax.GradientTransformationExtraArgs(noise.init, update)
+
+
+def _on_noised_mean(
+  stddev: float, key: jax.Array, expected_batch_size: float, optimizer: optax.GradientTransformation
+) -> optax.GradientTransformation:
+  return optax.chain(_noised_mean(stddev, key, expected_batch_size), optimizer)
+
+
+def _noised_mean(
+  stddev: float, key: jax.Array, expected_batch_size: float
+) -> optax.GradientTransformation:
+  """Noise on the sum, then the public divisor."""
+  check_stddev(stddev)
+  if not isinstance(expected_batch_size, int | float) or not 0 < expected_batch_size < math.inf:
+    raise ValueError(
+      "expected_batch_size is the public divisor, a positive number that does not depend on the"
+      f" batch; got {expected_batch_size!r}."
+    )
+  noise = gaussian_noise(stddev, key)
+
+  def update(
+    updates: PyTree, state: NoiseState, params: PyTree = None
+  ) -> tuple[PyTree, NoiseState]:
+    noised, state = noise.update(updates, state)
+    if params is not None:
+      _check_shapes(noised, params)
+    return jax.tree.map(lambda x: x / expected_batch_size, noised), state
+
+  return optax.GradientTransformation(noise.init, update)
+
+
+def _check_shapes(total: PyTree, params: PyTree) -> None:
+  """Refuses per-example gradients, whose noised rows would each be released."""
+  got, expected = (jax.tree.map(jnp.shape, tree) for tree in (total, params))
+  if got != expected:
+    raise ValueError(
+      "the optimizer takes the sum over units that clipped_grad returns, with the shapes of the"
+      f" parameters; got {got}, the parameters have {expected}. For per-example gradients use"
+      " differentially_private_aggregate."
+    )
