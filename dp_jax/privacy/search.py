@@ -112,6 +112,7 @@ class _Bracket:
     self.bad: Point | None = None  # value > 0
     self.last = Point(math.nan, math.nan)
     self._same_side = 0
+    self._widths: list[float] = []
 
   @property
   def width(self) -> float:
@@ -142,8 +143,10 @@ class _Bracket:
       move = math.copysign(_LONGEST_STEP, self.last.value)
     at = self.clip(self.last.at + move)
     if self.good is not None and self.bad is not None:
-      # Where the line keeps landing on one side, halve instead.
-      if self._same_side >= 3:
+      # Where the line keeps landing on one side, or just inside either end, halve instead.
+      self._widths.append(self.width)
+      slow = len(self._widths) > 2 and self.width > self._widths[-3] / 2
+      if self._same_side >= 3 or slow:
         at = (self.good.at + self.bad.at) / 2
       return self._inside(self.bad.at, self.good.at, at)
     beyond = (-math.inf, self.good.at) if self.good is not None else (self.last.at, math.inf)

@@ -184,6 +184,29 @@ def test_search_over_a_jump_between_few_points_takes_the_safe_side():
   assert search.meet(jump, jump, 0.0, (-9.0, 9.0), whole) == 2.0
 
 
+def test_search_over_a_far_jump_between_whole_numbers_finds_it():
+  """A line through points on either side of a jump lands outside of them, at one end or the other.
+
+  Where it was then moved by one, the search crept along both ends until it gave up, far from the
+  answer.
+  """
+  calls = []
+
+  def value(at):
+    steps = round(math.exp(-at))
+    calls.append(steps)
+    return 6.0 + 1e-9 * steps if steps > 123_456 else -0.2 + 1e-9 * steps
+
+  def whole(low, high, at):
+    most = 10**7 if math.isinf(low) else round(math.exp(-low)) - 1
+    least = 1 if math.isinf(high) else round(math.exp(-high)) + 1
+    return -math.log(min(max(round(math.exp(-at)), least), most)) if least <= most else None
+
+  found = search.meet(value, value, -math.log(100), (-math.log(10**7), 0.0), whole)
+  assert round(math.exp(-found)) == 123_456
+  assert len(calls) < 80
+
+
 def test_a_target_that_the_accountants_figure_jumps_over(monkeypatch):
   real = accounting.account_parts
 
