@@ -1,0 +1,184 @@
+"""P1: one unit moves the un-noised sum by at most the clip norm, among 1,281,167 units.
+
+The sum is the compensated pair of the trainer's `accumulate`, through microbatches. Removing a unit
+moves every later one to another place, where additions round differently; zeroing it does not.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from dp_jax.gradients import compensated as pairs
+from dp_jax.gradients import engines
+from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.styles import ClipRule
+from dp_jax.training.step import build_step
+
+NUM_UNITS, DIM = 1_281_167, 4
+MICROBATCH = 2**16
+CLIP_NORM = 0.97
+CLIPPED = CLIP_NORM * (1 - 2**-10)
+MIDDLE = NUM_UNITS // 2
+CONTENTS = {
+  "ordinary": [0.7, 0.0, 0.0, 0.0],
+  "large": [5.0, 1.0, 1.0, 1.0],
+  "against the others": [-3.0, -3.0, -3.0, -3.0],
+  "huge": [1e30, -1e30, 1e30, 0.0],
+  "near the top of float32": [3e38, 3e38, 3e38, 3e38],
+  "tiny": [1e-30, 0.0, 1e-38, 0.0],
+  "NaN": [np.nan, 1.0, 1.0, 1.0],
+  "infinite": [1.0, -np.inf, 1.0, np.inf],
+}
+
+
+def _linear(frozen, params, unit, key):
+  """The gradient of a unit is the unit."""
+  del frozen, key
+  return jnp.dot(params, unit)
+
+
+def _step(engine="vmap"):
+  return build_step(
+    _linear, optax.sgd(1.0), clip_norm=CLIP_NORM, stddev=1.0, expected_batch_size=1.0, ema=0.0,
+    engine=engine,
+  )  # fmt: skip
+
+
+def _total(step, units, mask=None, microbatch=MICROBATCH):
+  """The sum over the units, in float64 from the pair."""
+  params, key = jnp.zeros(DIM), jax.random.key(0)
+  total = pairs.zeros_like(params)
+  count = -len(units) % microbatch
+  mask = np.pad(np.ones(len(units), bool) if mask is None else mask, (0, count))
+  units = np.pad(units, ((0, count), (0, 0)))
+  ids = np.zeros(microbatch, np.uint32)
+  for start in range(0, len(units), microbatch):
+    part = slice(start, start + microbatch)
+    total, _ = step.accumulate(params, {}, total, units[part], mask[part], ids, key)
+  return np.asarray(total.sum, np.float64) + np.asarray(total.error, np.float64)
+
+
+def _units(pattern, count=NUM_UNITS):
+  rng = np.random.default_rng(0)
+  if pattern == "spread":
+    return (0.5 * rng.standard_normal((count, DIM)) + 1).astype(np.float32)
+  units = np.zeros((count, DIM), np.float32)
+  units[:, 0] = rng.uniform(0.2, 3, count)
+  return units
+
+
+def _moved_by_removal(step, units, position, microbatch=MICROBATCH):
+  without = _total(step, np.delete(units, position, axis=0), microbatch=microbatch)
+  return np.linalg.norm(_total(step, units, microbatch=microbatch) - without)
+
+
+def _moved_by_zeroing(step, units, position, microbatch=MICROBATCH):
+  mask = np.arange(len(units)) != position
+  difference = _total(step, units, None, microbatch) - _total(step, units, mask, microbatch)
+  return np.linalg.norm(difference)
+
+
+@pytest.mark.parametrize("pattern", ["aligned", "spread"])
+def test_removing_one_of_a_million_units_moves_the_sum_by_at_most_c(pattern):
+  step, units = _step(), _units(pattern)
+  without = _total(step, np.delete(units, MIDDLE, axis=0))
+  for name, content in CONTENTS.items():
+    units[MIDDLE] = content
+    moved = np.linalg.norm(_total(step, units) - without)
+    assert moved <= CLIP_NORM, (name, moved)
+    norm = np.linalg.norm(units[MIDDLE].astype(np.float64))
+    # Beyond 2^100 C, or not finite, it counts as zero.
+    expected = min(norm, CLIPPED) if norm < 2**100 * CLIP_NORM else 0.0
+    np.testing.assert_allclose(moved, expected, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("position", [0, NUM_UNITS - 1])
+def test_at_either_end_too(position):
+  units = _units("spread")
+  units[position] = CONTENTS["large"]
+  np.testing.assert_allclose(_moved_by_removal(_step(), units, position), CLIPPED, atol=1e-6)
+
+
+@pytest.mark.parametrize("engine", ["vmap", "ghost"])
+@pytest.mark.parametrize("pattern", ["aligned", "spread"])
+def test_zeroing_one_of_a_million_units_moves_the_sum_by_at_most_c(pattern, engine):
+  step, units = _step(engine), _units(pattern)
+  units[MIDDLE] = CONTENTS["large"]
+  moved = _moved_by_zeroing(step, units, MIDDLE, microbatch=2**12)
+  assert 0.99 * CLIP_NORM < moved <= CLIP_NORM
+
+
+def _plain_float32(monkeypatch):
+  def plain(a, b):
+    total = jax.tree.map(jnp.add, a.sum, b.sum)
+    return Compensated(total, jax.tree.map(jnp.zeros_like, total))
+
+  def plain_sum(tree):
+    total = jax.tree.map(lambda x: jnp.sum(x, axis=0), tree)
+    return Compensated(total, jax.tree.map(jnp.zeros_like, total))
+
+  monkeypatch.setattr(pairs, "add", plain)
+  monkeypatch.setattr(pairs, "sum_units", plain_sum)
+
+
+def test_plain_float32_accumulation_is_caught(monkeypatch):
+  """It moves by 1.7 C here."""
+  _plain_float32(monkeypatch)
+  units, step = _units("aligned"), _step()
+  units[MIDDLE] = CONTENTS["large"]
+  moved = _moved_by_removal(step, units, MIDDLE, microbatch=2**10)
+  assert moved > 1.05 * CLIP_NORM
+
+
+def _bfloat16_norms(monkeypatch):
+  def norms(grads):
+    rounded = [g.astype(jnp.bfloat16).reshape(g.shape[0], -1) for g in grads]
+    return jnp.sqrt(sum(jnp.sum(g * g, axis=1) for g in rounded)).astype(jnp.float32)
+
+  monkeypatch.setattr(engines, "per_unit_norms", norms)
+
+
+def _not_finite_propagates(monkeypatch):
+  monkeypatch.setattr(engines, "scaled", lambda g, s: g * s.reshape(-1, *(1,) * (g.ndim - 1)))
+
+
+def _few(content):
+  units = _units("spread", 300)
+  units[150] = content
+  return units
+
+
+def test_bfloat16_norms_are_caught(monkeypatch):
+  contents = np.random.default_rng(1).standard_normal((40, DIM)).astype(np.float32) * 9
+
+  def largest():
+    step = _step()
+    return max(_moved_by_removal(step, _few(c), 150, microbatch=512) for c in contents)
+
+  assert largest() <= CLIP_NORM
+  _bfloat16_norms(monkeypatch)
+  assert largest() > 1.001 * CLIP_NORM
+
+
+def test_a_nan_that_propagates_is_caught(monkeypatch):
+  units = _few(CONTENTS["NaN"])
+  assert _moved_by_removal(_step(), units, 150, microbatch=512) <= CLIP_NORM
+  _not_finite_propagates(monkeypatch)
+  assert not _moved_by_removal(_step(), units, 150, microbatch=512) <= CLIP_NORM
+
+
+def test_a_mask_that_is_ignored_is_caught(monkeypatch):
+  """A unit that is masked out then still moves the sum, by up to 2 C between two contents."""
+  mask = np.arange(300) != 150
+
+  def moved():
+    step = _step()
+    one, other = ([s * x for x in CONTENTS["large"]] for s in (1, -1))
+    return np.linalg.norm(_total(step, _few(one), mask, 512) - _total(step, _few(other), mask, 512))
+
+  assert moved() == 0
+  original = ClipRule.scales
+  monkeypatch.setattr(ClipRule, "scales", lambda rule, norms, mask: original(rule, norms, True))
+  assert moved() > 1.9 * CLIP_NORM
