@@ -19,7 +19,10 @@ _NORM_EXCESS = 0.05
 _SUM_TOLERANCE = 1e-3
 _VANISHING = 1e-12
 # It runs once, on three units: compiling takes longer than computing.
-_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+_QUICK: dict[str, str | bool] = {
+  "xla_backend_optimization_level": "0",
+  "xla_llvm_disable_expensive_passes": True,
+}
 
 _log = logging.getLogger(__name__)
 

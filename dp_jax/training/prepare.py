@@ -2,7 +2,6 @@
 
 import dataclasses
 import hashlib
-import math
 import os
 import platform
 from importlib.metadata import version
@@ -15,25 +14,16 @@ import optax
 
 from dp_jax.data.source import Source, open_source
 from dp_jax.data.units import RecordSpec, UnitLoader, check_records
-from dp_jax.gradients.noise import check_stddev
 from dp_jax.gradients.optimizers import make_optimizer, make_schedule
 from dp_jax.models import weights
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, partition, split
-from dp_jax.privacy.calibration import calibrate
 from dp_jax.privacy.mechanism import Mechanism
-from dp_jax.privacy.sampling import (
-  FixedSize,
-  FullBatch,
-  Poisson,
-  Sampling,
-  Stream,
-  TruncatedPoisson,
-)
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report.privacy_json import delta_warnings
 from dp_jax.tasks.classification import Classification
 from dp_jax.training.config import Config, DataConfig, ModelConfig, TrainConfig
+from dp_jax.training.target import make_mechanism
 
 _PACKAGES = ("dp_jax", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
 # Settings of jax that change random bits or rounding.
@@ -133,7 +123,7 @@ def prepare(config: Config) -> Run:
     check_records(eval_source, record)
   spec = _model_spec(config.model, record, source)
   task, params, frozen, weights_digest = _model(config, spec)
-  privacy, mechanism = _mechanism(config, loader.num_units)
+  privacy, mechanism = make_mechanism(config, loader.num_units)
   divisor = mechanism.expected_batch_size(loader.num_units)
   warnings = _warnings(privacy, mechanism, divisor)
   return Run(
@@ -199,39 +189,6 @@ def _initialise_head(arrays: Arrays, std: float, seed: int) -> Arrays:
   return {**arrays, "head.kernel": values, "head.bias": jnp.zeros_like(arrays["head.bias"])}
 
 
-def _mechanism(config: Config, num_units: int) -> tuple[PrivacySpec | None, Mechanism]:
-  """The target, and the mechanism that meets it."""
-  privacy = config.privacy
-  whole = privacy.sampling == "full_batch"  # its rate is 1 under every adjacency
-  declared = privacy.expected_batch_size is not None and (
-    whole or privacy.sampling_rate is not None
-  )
-  if privacy.adjacency == "add_or_remove_one" and not declared:
-    raise ValueError(
-      "adjacency add_or_remove_one keeps the number of units secret, so rate and divisor may not"
-      " be derived from it: declare both privacy.sampling_rate and privacy.expected_batch_size,"
-      " or use zero_out."
-    )
-  divisor = privacy.expected_batch_size if declared else None
-  sampling = _sampling(config, num_units)
-  steps = config.train.steps
-  if steps is None:
-    steps = max(1, math.ceil((config.train.epochs or 0) / sampling.sampling_rate))
-  if not privacy.enabled:
-    plain = Mechanism(
-      sampling, 0.0, steps, adjacency=privacy.adjacency, declared_batch_size=divisor
-    )
-    return None, plain
-  if privacy.epsilon is None or privacy.delta is None:
-    raise ValueError("set privacy.epsilon and privacy.delta, or privacy.enabled=False.")
-  spec = PrivacySpec(
-    privacy.epsilon, privacy.delta, privacy.unit, privacy.adjacency, privacy.accountant
-  )
-  mechanism = calibrate(spec, sampling, steps, privacy.clip_norm, divisor)
-  check_stddev(mechanism.stddev)
-  return spec, mechanism
-
-
 def _weights_warnings(config: Config) -> tuple[str, ...]:
   """Refuses weights that would carry private records into a private release."""
   if config.model.weights is None or not config.privacy.enabled:
@@ -251,38 +208,6 @@ def _warnings(privacy: PrivacySpec | None, mechanism: Mechanism, divisor: float)
     return ()
   # From rate and divisor, which are public under every adjacency; the number of units may not be.
   return tuple(delta_warnings(privacy.delta, round(divisor / mechanism.sampling.sampling_rate)))
-
-
-def _sampling(config: Config, num_units: int) -> Sampling:
-  """The sampling scheme; refuses parameters that the scheme does not use."""
-  privacy = config.privacy
-  name, rate, size, cap = (
-    privacy.sampling, privacy.sampling_rate, privacy.expected_batch_size, privacy.cap
-  )  # fmt: skip
-  if cap is not None and name != "truncated_poisson":
-    raise ValueError(f"privacy.cap={cap} has no meaning under sampling {name!r}.")
-  if name in ("poisson", "truncated_poisson"):
-    if rate is None:
-      if size is None:
-        raise ValueError(f"sampling {name!r} needs privacy.sampling_rate or expected_batch_size.")
-      rate = size / num_units
-    if name == "poisson":
-      return Poisson(rate)
-    if cap is None:
-      raise ValueError("sampling 'truncated_poisson' needs privacy.cap.")
-    return TruncatedPoisson(rate, cap, num_units)
-  if rate is not None:
-    raise ValueError(f"privacy.sampling_rate={rate} has no meaning under sampling {name!r}.")
-  if name == "full_batch":
-    return FullBatch()
-  if name not in ("fixed_size", "stream"):
-    raise ValueError(
-      f"privacy.sampling={name!r} is not one of poisson, full_batch, truncated_poisson,"
-      " fixed_size, stream."
-    )
-  if size is None or size != int(size):
-    raise ValueError(f"sampling {name!r} needs a whole privacy.expected_batch_size, got {size}.")
-  return (FixedSize if name == "fixed_size" else Stream)(int(size), num_units)
 
 
 def _public_facts(spec: ModelSpec, assumed: list[str]) -> dict[str, Any]:
