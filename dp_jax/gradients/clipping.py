@@ -1,8 +1,9 @@
 """Clipped sums of per-unit gradients: `clipped_grad` takes the place of `jax.grad`."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +11,13 @@ import jax.numpy as jnp
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.engines import ENGINES, ClipAux, Engine, LossFn, clipped_sum
+from dp_jax.gradients.memory import largest_microbatch, temporary_bytes
+from dp_jax.gradients.noise import is_tracing
 from dp_jax.gradients.styles import Shares, StyleName, check_style, make_rule
 
 PyTree = Any
+
+MicrobatchSize = int | Literal["auto"] | None
 
 MEMORY_BUDGET = 2**30
 
@@ -36,7 +41,7 @@ class ClippedGrad:
   clip_norm: float
   engine: Engine = "auto"
   clipping: StyleName | Shares = "flat"
-  microbatch_size: int | None = None
+  microbatch_size: MicrobatchSize = None
   compensated: bool = False
   memory_budget: int = MEMORY_BUDGET
 
@@ -87,6 +92,11 @@ class ClippedGrad:
     self, params: PyTree, units: PyTree, mask: jax.Array, keys: Any, size: int
   ) -> tuple[Compensated, ClipAux]:
     step = self.microbatch_size
+    if step == "auto":
+      leaves, structure = jax.tree.flatten((params, units, mask, keys))
+      # Traced, it happens once, and a cache would keep what the loss closes over alive.
+      choose = _auto_size.__wrapped__ if is_tracing() else _auto_size
+      step = choose(self, structure, tuple(jax.eval_shape(lambda: leaves)), size)
     if step is None or step >= size:
       return self._clipped_sum(params, units, mask, keys)
     count = -(-size // step)
@@ -122,7 +132,7 @@ def clipped_grad(
   *,
   engine: Engine = "auto",
   clipping: StyleName | Mapping[str, float] = "flat",
-  microbatch_size: int | None = None,
+  microbatch_size: MicrobatchSize = None,
   compensated: bool = False,
   memory_budget: int = MEMORY_BUDGET,
 ) -> ClippedGrad:
@@ -145,9 +155,12 @@ def clipped_grad(
       (Bu et al. 2022, arXiv:2206.07136). A mapping from regular expressions, searched in the dotted
       path of each parameter, to shares that sum to 1 clips each group of parameters on its own, to
       C sqrt(share). The sensitivity is C under each.
-    microbatch_size: the most units whose gradients are held at a time; None means all.
+    microbatch_size: the most units whose gradients are held at a time; None means all. "auto" is
+      the most that fit the memory budget: all, or else a power of two. It compiles a few sizes
+      when a batch of new shapes is first met, and asks XLA what they would take on one device.
     compensated: return the total as a `Compensated` (sum, error) pair.
-    memory_budget: bytes of instantiated gradients that the ghost engine may keep at a time.
+    memory_budget: bytes of instantiated gradients that the ghost engine may keep at a time, and
+      of all temporary memory of a call under microbatch_size "auto".
 
   Returns:
     A `ClippedGrad`, to be called with `(params, units, mask, key)`.
@@ -155,19 +168,36 @@ def clipped_grad(
   Raises:
     ValueError: if clip_norm is not in [1e-12, 1e12], engine or clipping are unknown, shares do
       not sum to 1, or the microbatch size is below 1. When called: if a parameter is not in
-      exactly one clipping group.
+      exactly one clipping group, or one unit does not fit the memory budget.
 
   Abadi et al. 2016, arXiv:1607.00133, Algorithm 1.
   """
   check_clip_norm(clip_norm)
   if engine not in ENGINES:
     raise ValueError(f"engine {engine!r} is not one of {', '.join(ENGINES)}.")
-  if microbatch_size is not None and microbatch_size < 1:
-    raise ValueError(f"microbatch_size must be at least 1 or None, got {microbatch_size!r}.")
+  _check_microbatch_size(microbatch_size)
   return ClippedGrad(
     loss_fn, float(clip_norm), engine, check_style(clipping), microbatch_size, compensated,
     memory_budget,
   )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=64)
+def _auto_size(grad_fn: ClippedGrad, structure: Any, leaves: tuple[Any, ...], size: int) -> int:
+  """The microbatch size that "auto" stands for, at these shapes."""
+  args = jax.tree.unflatten(structure, leaves)
+
+  @functools.cache
+  def bytes_of(count: int) -> float:
+    return temporary_bytes(dataclasses.replace(grad_fn, microbatch_size=count), *args)
+
+  return largest_microbatch(bytes_of, size, grad_fn.memory_budget)
+
+
+def _check_microbatch_size(size: Any) -> None:
+  if size is None or size == "auto" or (isinstance(size, int) and size >= 1):
+    return
+  raise ValueError(f"microbatch_size must be at least 1, None or 'auto', got {size!r}.")
 
 
 def check_clip_norm(clip_norm: Any) -> None:

@@ -98,8 +98,7 @@ def gaussian_noise(stddev: float, key: jax.Array) -> optax.GradientTransformatio
 
   def init(params: PyTree) -> NoiseState:
     del params
-    # Under a trace even the sum of two constants is a tracer.
-    if isinstance(jax.lax.add(np.float32(0), np.float32(0)), jax.core.Tracer):
+    if is_tracing():
       raise ValueError(
         "gaussian_noise's init was called inside a traced function (jit, scan): the secret"
         " key would be compiled into it. Call init outside and pass the state as an argument."
@@ -112,6 +111,11 @@ def gaussian_noise(stddev: float, key: jax.Array) -> optax.GradientTransformatio
     return noised, NoiseState(state.key, state.count + 1)
 
   return optax.GradientTransformation(init, update)
+
+
+def is_tracing() -> bool:
+  """Whether it is called while a function is traced: then even the sum of constants is a tracer."""
+  return isinstance(jax.lax.add(np.float32(0), np.float32(0)), jax.core.Tracer)
 
 
 def _check_key(key: Any) -> None:
