@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import small_config
 
-from dp_jax.gradients.ghost import rules
+from dp_jax.gradients.ghost import engine as ghost
 from dp_jax.training.engine_check import choose_engine
 from dp_jax.training.prepare import prepare
 
@@ -23,14 +23,14 @@ def _with_engine(run, engine):
   return dataclasses.replace(run, config=dataclasses.replace(run.config, train=train))
 
 
-def _norms_too_small(monkeypatch):
-  original = rules.norms
-  monkeypatch.setattr(rules, "norms", lambda c: 0.25 * original(c))
+def _broken(monkeypatch, norms_factor, sums_factor):
+  original = ghost.clipped_sum
 
+  def clipped_sum(*args):
+    total, norms, losses = original(*args)
+    return jax.tree.map(lambda x: sums_factor * x, total), norms_factor * norms, losses
 
-def _sums_scaled_twice(monkeypatch):
-  original = rules.clipped_sum
-  monkeypatch.setattr(rules, "clipped_sum", lambda c, scales: 2 * original(c, scales))
+  monkeypatch.setattr(ghost, "clipped_sum", clipped_sum)
 
 
 def test_a_right_engine_is_kept(run):
@@ -39,9 +39,11 @@ def test_a_right_engine_is_kept(run):
   assert choose_engine(_with_engine(run, "vmap")) == "vmap"
 
 
-@pytest.mark.parametrize("broken", [_norms_too_small, _sums_scaled_twice])
-def test_a_wrong_engine_gives_way_with_a_warning(run, monkeypatch, caplog, broken):
-  broken(monkeypatch)
+@pytest.mark.parametrize(("norms_factor", "sums_factor"), [(0.5, 1.0), (1.0, 2.0)])
+def test_a_wrong_engine_gives_way_with_a_warning(
+  run, monkeypatch, caplog, norms_factor, sums_factor
+):
+  _broken(monkeypatch, norms_factor, sums_factor)
   with caplog.at_level(logging.WARNING):
     assert choose_engine(run) == "vmap"
   assert "disagrees" in caplog.text
