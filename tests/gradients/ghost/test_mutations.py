@@ -10,7 +10,7 @@ import pytest
 from comparison import compare, contributions, normal
 from test_rules import CASES
 
-from dp_jax.gradients.ghost import canonical, engine, interpreter, plan, rules
+from dp_jax.gradients.ghost import batch, canonical, engine, interpreter, plan, rules
 
 
 def _no_cross_term(patch):
@@ -47,7 +47,13 @@ def _tokens_summed_before_the_norm(patch):
     x, cot = jnp.sum(c.operand, axis=2), jnp.sum(c.cotangent, axis=2)
     return jnp.linalg.norm(x, axis=(1, 2)) * jnp.linalg.norm(cot, axis=(1, 2))
 
+  _replace_norms(patch, norms)
+
+
+def _replace_norms(patch, norms):
+  """In both forms: with the operands scaled, and without."""
   patch.setattr(rules, "norms", norms)
+  patch.setattr(rules, "fast_norms", lambda c: (norms(c), 0.0 * norms(c)))
 
 
 def _squares_summed_over_tokens(patch):
@@ -57,7 +63,7 @@ def _squares_summed_over_tokens(patch):
     square = jnp.sum(c.operand**2, axis=-1) * jnp.sum(c.cotangent**2, axis=-1)
     return jnp.sqrt(jnp.sum(square, axis=(1, 2)))
 
-  patch.setattr(rules, "norms", norms)
+  _replace_norms(patch, norms)
 
 
 def _repeated_tokens_apart(patch):
@@ -65,6 +71,7 @@ def _repeated_tokens_apart(patch):
     return jnp.linalg.norm(lookup.cotangent, axis=(1, 2))
 
   patch.setattr(rules, "lookup_norms", norms)
+  patch.setattr(rules, "fast_lookup_norms", lambda lookup: (norms(lookup), 0.0 * norms(lookup)))
 
 
 def _mode_ignored(patch):
@@ -130,8 +137,11 @@ def _lookup_not_scaled(patch):
 
 
 def _made_gradients_not_scaled(patch):
-  patch.setattr(engine, "scaled", lambda g, s: jnp.where(s.reshape(-1, *(1,) * (g.ndim - 1)) != 0,
-                                                          g, 0.0))  # fmt: skip
+  original = batch.weighted_sum
+  patch.setattr(
+    batch, "weighted_sum",
+    lambda g, s, clean: original(g, jnp.where(s != 0, 1.0, 0.0), clean),
+  )  # fmt: skip
 
 
 def _use_skipped(patch):
