@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
   from dp_jax.gradients.clipping import ClippedGrad, clipped_grad
   from dp_jax.gradients.compensated import Compensated
+  from dp_jax.gradients.ghost.explain import explain
   from dp_jax.gradients.noise import add_noise, gaussian_noise
   from dp_jax.gradients.optax_api import (
     differentially_private_aggregate,
@@ -42,6 +43,7 @@ _EXPORTS = {
   "dp_adam": "gradients.optax_api",
   "dp_lamb": "gradients.optax_api",
   "dp_sgd": "gradients.optax_api",
+  "explain": "gradients.ghost.explain",
   "gaussian_noise": "gradients.noise",
   "load_release": "training.release",
 }
@@ -65,6 +67,7 @@ __all__ = [
   "dp_adam",
   "dp_lamb",
   "dp_sgd",
+  "explain",
   "gaussian_noise",
   "load_release",
 ]
