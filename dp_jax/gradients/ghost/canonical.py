@@ -152,6 +152,11 @@ def conv_pixels(use: Use) -> int:
   return shape[spec[0]] * math.prod(sides)
 
 
+def kernel_size(use: Use) -> int:
+  """Positions of a kernel."""
+  return math.prod(_kernel(use))
+
+
 def skips_pixels(use: Use) -> bool:
   """Whether some pixel may be in no patch, so that norms do not see whether it is finite."""
   params = use.eqn.params
@@ -222,6 +227,19 @@ def conv_gradient(use: Use, total: jax.Array) -> jax.Array:
   arranged = arranged.reshape(*arranged.shape[:-2], groups * outputs)
   order = (*spec[2:], spec[1], spec[0])
   return arranged.transpose([order.index(i) for i in range(len(shape))])
+
+
+def conv_sum(use: Use, data: jax.Array, cotangent: jax.Array) -> jax.Array:
+  """The gradients of the kernel of all units together, float32: one ordinary convolution."""
+  params = dict(use.eqn.params, preferred_element_type=jnp.dtype("float32"))
+  bind = use.eqn.primitive.bind
+
+  def convolve(kernel: jax.Array) -> jax.Array:
+    return jax.vmap(lambda x: bind(x, kernel, **params))(data)
+
+  kernel = jax.ShapeDtypeStruct(use.eqn.invars[1].aval.shape, jnp.float32)
+  (gradient,) = jax.linear_transpose(convolve, kernel)(cotangent)
+  return gradient
 
 
 def is_lookup(use: Use) -> bool:

@@ -7,9 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.ghost import canonical, rules
+from dp_jax.gradients.ghost.batch import Batch
 from dp_jax.gradients.ghost.interpreter import (
   Recorder,
   Tapper,
@@ -19,10 +18,13 @@ from dp_jax.gradients.ghost.interpreter import (
   evaluate,
 )
 from dp_jax.gradients.ghost.plan import KNOWN, Group, make_plan
-from dp_jax.gradients.norms import per_unit_norms, scaled, total_norms
+from dp_jax.gradients.norms import per_unit_norms, total_norms
 from dp_jax.gradients.styles import ClipRule
 
 PyTree = Any
+
+# How much of a norm may be lost to squares below the range of float32.
+_SLACK = 2.0**-20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,211 +151,50 @@ def clipped_sum(
     The sum as a pair, the upper bounds of the norms float32[B], and the losses [B].
   """
   leaves, structure = jax.tree.flatten(params)
-  batch = _Batch.run(traced, leaves, units, keys)
-  kept: dict[int, list[jax.Array]] = {}
-  # Of each clipping group; a parameter that is never used has none.
-  parts = [[jnp.zeros(mask.shape, jnp.float32)] for _ in rule.bounds]
-  made: dict[int, list[jax.Array]] = {}
-  for index, group in enumerate(traced.groups):
-    if group.rule == "instantiate":
-      size = mask.shape[0] * group.numbers * 4
-      if size <= memory_budget:
-        memory_budget -= size
-        kept[index] = batch.instantiate(group)
-        by_root = [per_unit_norms([g]) for g in kept[index]]
-      else:
-        by_root = made[index] = batch.norms_by_unit(group)
-    else:
-      by_root = [batch.norms(group)]
-    for root, norm in zip(group.roots, by_root, strict=True):
-      parts[rule.group_of[root]].append(norm)
-  norms = jnp.stack([total_norms(jnp.stack(part)) for part in parts])
-  total = batch.sum(rule.by_leaf(rule.scales(norms, mask)), kept, made)
+  batch = Batch.run(traced, leaves, units, keys)
+  kept, left = _kept(traced.groups, mask.shape[0], memory_budget)
+  gradients = {index: batch.gradients(traced.groups[index]) for index in kept}
+  made = {i: batch.norms_by_unit(g) for i, g in left.items() if g.rule == "instantiate"}
+  ghosts = {i: g for i, g in left.items() if i not in made}
+  others = made | {i: [per_unit_norms([g]) for g in some] for i, some in gradients.items()}
+
+  def group_norms(by_index: dict[int, list[jax.Array]]) -> jax.Array:
+    """float32[G, B] of each clipping group; a parameter that is never used has none."""
+    parts = [[jnp.zeros(mask.shape, jnp.float32)] for _ in rule.bounds]
+    for index, by_root in by_index.items():
+      for root, norm in zip(traced.groups[index].roots, by_root, strict=True):
+        parts[rule.group_of[root]].append(norm)
+    return jnp.stack([total_norms(jnp.stack(part)) for part in parts])
+
+  fast = {i: batch.fast_norms(g) for i, g in ghosts.items()}
+  norms = group_norms(others | {i: [norm + slack] for i, (norm, slack) in fast.items()})
+  if ghosts:
+    slack = group_norms({i: [slack] for i, (_, slack) in fast.items()})
+    exact = jnp.all(~mask | (slack <= _SLACK * norms))  # false for NaN
+    # Numbers so large or small that their squares are not in float32: rare, and slower.
+    norms = jax.lax.cond(
+      exact,
+      lambda: norms,
+      lambda: group_norms(others | {i: [batch.norms(g)] for i, g in ghosts.items()}),
+    )
+  scales = rule.by_leaf(rule.scales(norms, mask))
+  total = batch.sum(scales, gradients, made, jnp.all(jnp.isfinite(norms)))
   return _unflatten(structure, total), rule.combine(norms), batch.losses
 
 
-@dataclasses.dataclass(frozen=True)
-class _Batch:
-  """A batch after its backward pass: cotangents and saved operands of every use."""
-
-  traced: Traced
-  params: list[jax.Array]
-  weights: list[list[Any]]
-  losses: jax.Array
-  cotangents: list[list[jax.Array]]
-  saved: list[list[jax.Array]]
-
-  @classmethod
-  def run(cls, traced: Traced, params: list[jax.Array], units: PyTree, keys: Any) -> "_Batch":
-    data = jax.tree.leaves((units, keys))
-    taps = [
-      [jnp.zeros(u.eqn.outvars[i].aval.shape, u.eqn.outvars[i].aval.dtype) for i in u.outputs]
-      for u in traced.uses
-    ]
-
-    def loss(taps: Any, data: list[Any]) -> Any:
-      return traced.loss(params, taps, data)
-
-    backward = jax.vmap(jax.value_and_grad(loss, has_aux=True), in_axes=(None, 0))
-    (losses, saved), cotangents = backward(taps, data)
-    # Norms and sums must see the same numbers: without it, a compiler may compute them twice, and
-    # round differently.
-    saved, cotangents = jax.tree.map(_materialised, (saved, cotangents))
-    return cls(traced, params, traced.weights(params), losses, cotangents, saved)
-
-  def norms(self, group: Group) -> jax.Array:
-    """Norms of a group that is never made whole; it has one parameter."""
-    if group.rule == "lookup":
-      return rules.lookup_norms(self._lookup(group.uses[0]))
-    if group.rule == "tied":
-      lookup, product = self._tied(group)
-      return rules.tied_norms(self._lookup(lookup), self._contraction(product))
-    return rules.norms(
-      rules.concatenate([self._contraction(u) for u in group.uses])
-      if len(group.uses) > 1
-      else self._contraction(group.uses[0])
-    )
-
-  def instantiate(self, group: Group) -> list[jax.Array]:
-    """Per-unit gradients of the group's parameters, float32[B, ...] each."""
-    pull = self._pullback(group)
-    return jax.vmap(pull)(*self._inputs(group))
-
-  def norms_by_unit(self, group: Group) -> list[jax.Array]:
-    """Norms of such gradients, made and dropped one unit at a time."""
-    pull = self._pullback(group)
-
-    def one(inputs: Any) -> list[jax.Array]:
-      return [per_unit_norms([g[None]])[0] for g in pull(*inputs)]
-
-    return jax.lax.map(one, self._inputs(group))
-
-  def sum_by_unit(
-    self, group: Group, scales: list[jax.Array], norms: list[jax.Array]
-  ) -> Compensated:
-    """Their clipped sum, made one unit at a time."""
-    pull = self._pullback(group)
-
-    def body(total: Compensated, inputs: Any) -> tuple[Compensated, None]:
-      some, expected, *rest = inputs
-      grads = []
-      for g, scale, norm in zip(pull(*rest), some, expected, strict=True):
-        # Made anew, it may be rounded differently, and tokens that cancel leave rounding alone.
-        again = per_unit_norms([g[None]])
-        scale = jnp.where(again > norm, scale * (norm / again), scale)
-        grads.append(scaled(g[None], scale)[0])
-      return pairs.add(total, Compensated(grads, jax.tree.map(jnp.zeros_like, grads))), None
-
-    zero = pairs.zeros_like([self.params[r] for r in group.roots])
-    return jax.lax.scan(body, zero, (scales, norms, *self._inputs(group)))[0]
-
-  def sum(
-    self,
-    scales: list[jax.Array],
-    kept: dict[int, list[jax.Array]],
-    made: dict[int, list[jax.Array]],
-  ) -> list[Compensated]:
-    """The clipped sum of every parameter.
-
-    Args:
-      scales: float32[B] of each parameter.
-      kept: gradients of the groups that were made and kept.
-      made: norms of the groups that were made and dropped.
-    """
-    totals: list[Compensated] = [pairs.zeros_like(p) for p in self.params]
-    operands: dict[int, jax.Array] = {}
-    for index, group in enumerate(self.traced.groups):
-      if group.rule != "instantiate":
-        for use, gradient in self._operand_sums(group, scales[group.roots[0]]):
-          operands[use] = gradient
-        continue
-      some = [scales[root] for root in group.roots]
-      if index in kept:
-        part = pairs.sum_units([scaled(g, s) for g, s in zip(kept[index], some, strict=True)])
-      else:
-        part = self.sum_by_unit(group, some, made[index])
-      for root, total, error in zip(group.roots, part.sum, part.error, strict=True):
-        totals[root] = pairs.add(totals[root], Compensated(total, error))
-    return [
-      pairs.add(total, Compensated(extra, jnp.zeros_like(extra)))
-      for total, extra in zip(totals, self._from_operands(operands), strict=True)
-    ]
-
-  def _from_operands(self, sums: dict[int, jax.Array]) -> list[jax.Array]:
-    """Sums in the layouts of operands -> in those of the parameters, in float32."""
-
-    def operands(params: list[jax.Array]) -> dict[int, jax.Array]:
-      every = self.traced.rearranged(self.params, params)
-      return {use: every[use][0] for use in sums}
-
-    _, pull = jax.vjp(operands, [p.astype(jnp.float32) for p in self.params])
-    return pull(sums)[0]
-
-  def _operand_sums(self, group: Group, scales: jax.Array) -> list[tuple[int, jax.Array]]:
-    """Clipped sums in the layout of each use's parameter operand."""
-    if group.rule == "lookup":
-      lookup = self._lookup(group.uses[0])
-      return [(group.uses[0], rules.lookup_clipped_sum(lookup, scales))]
-    if group.rule == "tied":
-      lookup_use, product = self._tied(group)
-      rows = rules.lookup_clipped_sum(self._lookup(lookup_use), scales)
-      return [(lookup_use, rows), (product, self._contracted(product, scales))]
-    return [(use, self._contracted(use, scales)) for use in group.uses]
-
-  def _contracted(self, index: int, scales: jax.Array) -> jax.Array:
-    use = self.traced.uses[index]
-    total = rules.clipped_sum(self._contraction(index), scales)
-    if canonical.is_convolution(use):
-      return canonical.conv_gradient(use, total)
-    return canonical.dot_gradient(use, total)
-
-  def _contraction(self, index: int) -> rules.Contraction:
-    use = self.traced.uses[index]
-    make = (
-      canonical.conv_contraction if canonical.is_convolution(use) else canonical.dot_contraction
-    )
-    return make(use, self.saved[index][0], self.cotangents[index][0])
-
-  def _lookup(self, index: int) -> rules.Lookup:
-    use = self.traced.uses[index]
-    return canonical.lookup_of(use, self.saved[index][0], self.cotangents[index][0])
-
-  def _tied(self, group: Group) -> tuple[int, int]:
-    """(the lookup, the product) of a tied table."""
-    first, second = group.uses
-    return (first, second) if canonical.is_lookup(self.traced.uses[first]) else (second, first)
-
-  def _inputs(self, group: Group) -> tuple[Any, Any]:
-    return [self.saved[i] for i in group.uses], [self.cotangents[i] for i in group.uses]
-
-  def _pullback(self, group: Group) -> Callable[[Any, Any], list[jax.Array]]:
-    """(saved operands, cotangents) of one unit -> its gradients of the group's parameters."""
-    chosen = [self.params[root] for root in group.roots]
-
-    def operands(values: list[jax.Array]) -> list[list[Any]]:
-      replaced = list(self.params)
-      for root, value in zip(group.roots, values, strict=True):
-        replaced[root] = value
-      every = self.traced.weights(replaced)
-      return [every[i] for i in group.uses]
-
-    weights, to_params = jax.vjp(operands, chosen)
-
-    def pull(saved: list[list[Any]], cotangents: list[list[jax.Array]]) -> list[jax.Array]:
-      gradients = []
-      for position, index in enumerate(group.uses):
-        use = self.traced.uses[index]
-        _, to_weights = jax.vjp(
-          lambda w, use=use, d=saved[position]: use.apply(w, d), weights[position]
-        )
-        gradients += to_weights(cotangents[position])
-      return [g.astype(jnp.float32) for g in to_params(gradients)[0]]
-
-    return pull
-
-
-def _materialised(x: jax.Array) -> jax.Array:
-  return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jax.lax.optimization_barrier(x)
+def _kept(
+  groups: Sequence[Group], units: int, memory_budget: int
+) -> tuple[list[int], dict[int, Group]]:
+  """Groups whose per-unit gradients are made once and kept, and the others."""
+  kept, left = [], {}
+  for index, group in enumerate(groups):
+    size = units * group.numbers * 4
+    if (group.rule == "instantiate" or group.how == "gradient") and size <= memory_budget:
+      memory_budget -= size
+      kept.append(index)
+    else:
+      left[index] = group
+  return kept, left
 
 
 def _unflatten(structure: Any, totals: list[Compensated]) -> Compensated:

@@ -146,21 +146,43 @@ def _product(roots: tuple[int, ...], members: list[int], chosen: list[Use]) -> G
   return _contraction_group("product", roots, members, total)
 
 
+def by_pixels(use: Use) -> bool:
+  """Whether the Gram matrix of a convolution's patches is cheaper by that of its pixels."""
+  _, tokens, inputs, _ = canonical.conv_sizes(use)
+  return _pixel_gram(use) <= tokens * tokens * inputs
+
+
+def _pixel_gram(use: Use) -> int:
+  """Multiplications and additions of one group: every two pixels, then every two patches."""
+  _, tokens, inputs, _ = canonical.conv_sizes(use)
+  kernel = canonical.kernel_size(use)
+  return canonical.conv_pixels(use) ** 2 * (inputs // kernel) + tokens * tokens * kernel
+
+
 def _convolution(roots: tuple[int, ...], members: list[int], use: Use) -> Group:
-  return _contraction_group("convolution", roots, members, canonical.conv_sizes(use))
+  sizes = canonical.conv_sizes(use)
+  _, tokens, inputs, outputs = sizes
+  gram = min(_pixel_gram(use), tokens * tokens * inputs) + tokens * tokens * outputs
+  return _contraction_group("convolution", roots, members, sizes, gram)
 
 
 def _contraction_group(
-  rule: str, roots: tuple[int, ...], members: list[int], sizes: tuple[int, int, int, int]
+  rule: str,
+  roots: tuple[int, ...],
+  members: list[int],
+  sizes: tuple[int, int, int, int],
+  gram: int | None = None,
 ) -> Group:
   blocks, tokens, inputs, outputs = sizes
+  gram = tokens * tokens * (inputs + outputs) if gram is None else gram
   if tokens == 1:
-    how, numbers = "outer product", 0
-  elif rules.gram_is_cheaper(*sizes):
-    how, numbers = "gram", 2 * blocks * tokens * tokens
+    how, flops = "outer product", rules.flops("outer product", sizes)
+  elif gram <= tokens * inputs * outputs:
+    how, flops = "gram", 2 * blocks * gram
   else:
-    how, numbers = "gradient", blocks * inputs * outputs
-  return Group(rule, roots, tuple(members), how, rules.flops(how, sizes), numbers)
+    how, flops = "gradient", rules.flops("gradient", sizes)
+  numbers = {"gram": 2 * tokens * tokens, "gradient": inputs * outputs}.get(how, 0)
+  return Group(rule, roots, tuple(members), how, flops, blocks * numbers)
 
 
 def _tied(

@@ -75,31 +75,80 @@ def _largest(x: jax.Array, axes: tuple[int, ...]) -> jax.Array:
   return jnp.clip(found, _SMALLEST, _LARGEST)
 
 
+def fast_norms(c: Contraction) -> tuple[jax.Array, jax.Array]:
+  """As `norms`, without the scaling and its copies.
+
+  Returns:
+    (norms, slack), float32[B]. The true norm is at most norm + slack: squares below the range of
+    float32 vanish. Where squares are above it, the norm is infinite or the slack NaN.
+  """
+  x, cot = c.operand.astype(jnp.float32), c.cotangent.astype(jnp.float32)
+  slack = _slack(_squares(x), x.shape[-1], _squares(cot), cot.shape[-1])
+  return jnp.sqrt(_squared_norms(x, cot)), slack
+
+
+def fast_norms_of_grams(
+  grams: jax.Array, squares: jax.Array, inputs: int, cotangent: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """The same from the Gram matrices [B, N, T, T] of the operand and its squared norms [B, N, T]."""
+  cot = cotangent.astype(jnp.float32)
+  total = _gram_norms(grams, squares, inputs, cot)
+  return jnp.sqrt(total), _slack(squares, inputs, _squares(cot), cot.shape[-1])
+
+
+def _slack(x: jax.Array, inputs: int, cot: jax.Array, outputs: int) -> jax.Array:
+  """float32[B], from squared norms of tokens [B, N, T]: what may vanish when they are squared.
+
+  A square below 2^-126 counts as zero, so a norm of n entries misses at most sqrt(n) 2^-63; the
+  product of two Gram matrices misses no more in the root, and one 2^-63 a token.
+  """
+  x, cot = jnp.sqrt(x), jnp.sqrt(cot)
+  parts = 1.0 + math.sqrt(outputs) * x + math.sqrt(inputs) * cot
+  return 2.0**-61 * jnp.sum(parts, axis=(1, 2))
+
+
 def _squared_norms(x: jax.Array, cot: jax.Array) -> jax.Array:
   """float32[B, N, T, K] and [B, N, T, O] -> upper bounds of the squared norms, float32[B]."""
   blocks, tokens, inputs, outputs = *x.shape[1:], cot.shape[-1]
-  products = _squares(x) * _squares(cot)
   if tokens == 1:
     # One outer product: a product of two norms, without cancellation.
-    return jnp.sum(products, axis=(1, 2))
-  magnitude = jnp.sum(jnp.sqrt(products), axis=2)  # [B, N]
+    return jnp.sum(_squares(x) * _squares(cot), axis=(1, 2))
   if gram_is_cheaper(blocks, tokens, inputs, outputs):
-    grams = _sum_of_pairs(_gram(x, x) * _gram(cot, cot))
-    error = (inputs + outputs + 4 * tokens) * _UNIT_ROUNDOFF * jnp.square(magnitude)
-    return jnp.sum(jnp.maximum(grams, 0.0) + error, axis=1)
-  grads = jnp.einsum("bntk,bnto->bnko", x, cot, precision=_HIGHEST)
+    return _gram_norms(_gram(x, x), _squares(x), inputs, cot)
+  magnitude = jnp.sum(jnp.sqrt(_squares(x) * _squares(cot)), axis=2)  # [B, N]
+  grads = gradients(Contraction(x, cot))
   found = jnp.sqrt(_squares(grads.reshape(*grads.shape[:2], inputs * outputs)))
   return jnp.sum(jnp.square(found + 2 * tokens * _UNIT_ROUNDOFF * magnitude), axis=1)
 
 
-def clipped_sum(c: Contraction, scales: jax.Array) -> jax.Array:
-  """sum_b scales_b sum_t x_t (x) c_t: float32[N, K, O].
+def _gram_norms(grams: jax.Array, squares: jax.Array, inputs: int, cot: jax.Array) -> jax.Array:
+  """Squared norms float32[B] from the operand's Gram matrices and squared norms of tokens."""
+  tokens, outputs = cot.shape[2:]
+  magnitude = jnp.sum(jnp.sqrt(squares * _squares(cot)), axis=2)  # [B, N]
+  total = _sum_of_pairs(grams * _gram(cot, cot))
+  error = (inputs + outputs + 4 * tokens) * _UNIT_ROUNDOFF * jnp.square(magnitude)
+  return jnp.sum(jnp.maximum(total, 0.0) + error, axis=1)
 
-  A unit of scale zero contributes zero, whatever it holds.
-  """
-  keep = scales.reshape(-1, 1, 1, 1) != 0
-  x = jnp.where(keep, c.operand, 0).astype(jnp.float32)
-  cot = jnp.where(keep, c.cotangent, 0).astype(jnp.float32) * scales.reshape(-1, 1, 1, 1)
+
+def gradients(c: Contraction) -> jax.Array:
+  """Each unit's gradient, float32[B, N, K, O]."""
+  x, cot = c.operand.astype(jnp.float32), c.cotangent.astype(jnp.float32)
+  return jnp.einsum("bntk,bnto->bnko", x, cot, precision=_HIGHEST)
+
+
+def clipped_sum(c: Contraction, scales: jax.Array) -> jax.Array:
+  """sum_b scales_b sum_t x_t (x) c_t of finite numbers: float32[N, K, O]."""
+  x, cot = c.operand.astype(jnp.float32), c.cotangent.astype(jnp.float32)
+  blocks, tokens, inputs, outputs = c.sizes
+  # The smaller of the two is scaled: it is copied.
+  if inputs < outputs:
+    x = x * scales.reshape(-1, 1, 1, 1)
+  else:
+    cot = cot * scales.reshape(-1, 1, 1, 1)
+  if blocks == 1:
+    tokens *= x.shape[0]
+    x, cot = x.reshape(tokens, inputs), cot.reshape(tokens, outputs)
+    return jnp.einsum("tk,to->ko", x, cot, precision=_HIGHEST)[None]
   return jnp.einsum("bntk,bnto->nko", x, cot, precision=_HIGHEST)
 
 
@@ -131,6 +180,14 @@ def lookup_norms(lookup: Lookup) -> jax.Array:
   cot = _lookup_cotangent(lookup)
   scale = _largest(cot, (1, 2))
   return scale.reshape(-1) * jnp.sqrt(_lookup_squared_norms(lookup.rows, cot / scale))
+
+
+def fast_lookup_norms(lookup: Lookup) -> tuple[jax.Array, jax.Array]:
+  """(norms, slack) as of `fast_norms`."""
+  cot = _lookup_cotangent(lookup)
+  lengths = jnp.sqrt(_squares(cot))
+  slack = 2.0**-61 * jnp.sum(1.0 + math.sqrt(cot.shape[-1]) + lengths, axis=1)
+  return jnp.sqrt(_lookup_squared_norms(lookup.rows, cot)), slack
 
 
 def _lookup_squared_norms(rows: jax.Array, cot: jax.Array) -> jax.Array:
@@ -168,12 +225,33 @@ def tied_norms(lookup: Lookup, product: Contraction) -> jax.Array:
   cot, lookup_scale = cot / lookup_scale, lookup_scale.reshape(-1)
   scale = jnp.maximum(product_scale, lookup_scale)
   ratios = product_scale / scale, lookup_scale / scale
+  return scale * jnp.sqrt(_tied_squared_norms(lookup, cot, x, logits, ratios))
+
+
+def fast_tied_norms(lookup: Lookup, product: Contraction) -> tuple[jax.Array, jax.Array]:
+  """(norms, slack) as of `fast_norms`."""
+  x, logits = product.operand.astype(jnp.float32), product.cotangent.astype(jnp.float32)
+  cot = _lookup_cotangent(lookup)
+  _, slack = fast_lookup_norms(lookup)
+  slack += _slack(_squares(x), x.shape[-1], _squares(logits), logits.shape[-1])
+  # The cross term misses no more in the root than both together.
+  one = jnp.ones(cot.shape[0], jnp.float32)
+  return jnp.sqrt(_tied_squared_norms(lookup, cot, x, logits, (one, one))), 2 * slack
+
+
+def _tied_squared_norms(
+  lookup: Lookup,
+  cot: jax.Array,
+  x: jax.Array,
+  logits: jax.Array,
+  ratios: tuple[jax.Array, jax.Array],
+) -> jax.Array:
+  """Squared norms float32[B], of a product scaled by the first ratio and a lookup by the second."""
   product_square = jnp.square(ratios[0]) * _squared_norms(x, logits)
   lookup_square = jnp.square(ratios[1]) * _lookup_squared_norms(lookup.rows, cot)
   cross, error = _cross_term(lookup, cot, x[:, 0], logits[:, 0])
   cross, error = cross * ratios[0] * ratios[1], error * ratios[0] * ratios[1]
-  total = jnp.maximum(product_square + lookup_square + 2 * cross, 0.0) + 2 * error
-  return scale * jnp.sqrt(total)
+  return jnp.maximum(product_square + lookup_square + 2 * cross, 0.0) + 2 * error
 
 
 def _cross_term(
