@@ -4,7 +4,7 @@ Command:   python -m dp_jax train --config=configs/digits_finetune.py --workdir=
            --config.model.weights=runs/rendered/unprotected/params.safetensors
            (configs/rendered_digits.py makes these weights)
 Time:      5 seconds on 2 cores.
-Expected:  FINETUNE
+Expected:  97.6% on 360 held-out scans (96.5 to 98.5 by split and noise).
 """
 
 from ml_collections import ConfigDict
