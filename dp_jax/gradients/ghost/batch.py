@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.ghost import canonical, rules
-from dp_jax.gradients.ghost.chunks import divisor, in_chunks, patch_bytes, weighted_sum
+from dp_jax.gradients.ghost.chunks import in_chunks, patch_bytes, weighted_sum
 from dp_jax.gradients.ghost.interpreter import Use
 from dp_jax.gradients.ghost.plan import Group, by_pixels
 from dp_jax.gradients.norms import per_unit_norms, scaled
@@ -175,23 +175,15 @@ class Batch:
       finite: bool[], whether all norms are, so that no operand holds what 0 does not make 0.
     """
     groups = self.traced.groups
-
-    def sums(clean: bool) -> tuple[dict[int, list[Compensated]], dict[int, jax.Array]]:
-      whole, operands = {}, {}
-      for index, group in enumerate(groups):
-        some = [scales[root] for root in group.roots]
-        if index in kept:
-          whole[index] = [weighted_sum(g, s, clean) for g, s in zip(kept[index], some, strict=True)]
-        elif index not in made and group.rule != "convolution":
-          for use, gradient in self._operand_sums(group, some[0], clean):
-            operands[use] = gradient
-      return whole, operands
-
-    whole, operands = jax.lax.cond(finite, lambda: sums(True), lambda: sums(False))
+    whole: dict[int, list[Compensated]] = {}
+    operands: dict[int, jax.Array] = {}
     for index, group in enumerate(groups):
-      # Outside of the branches, where XLA has no fast convolutions on CPUs.
-      if group.rule == "convolution" and index not in kept:
-        operands[group.uses[0]] = self._convolved(group.uses[0], scales[group.roots[0]])
+      some = [scales[root] for root in group.roots]
+      if index in kept:
+        pairs_of = zip(kept[index], some, strict=True)
+        whole[index] = [weighted_sum(_cleaned(finite, s, g), s) for g, s in pairs_of]
+      elif index not in made:
+        operands |= self._operand_sums(group, some[0], finite)
     parts: list[list[Compensated]] = [[] for _ in self.params]
     for index, group in enumerate(groups):
       if index in made:
@@ -225,17 +217,19 @@ class Batch:
     return dict(zip(roots, pull(sums)[0], strict=True))
 
   def _operand_sums(
-    self, group: Group, scales: jax.Array, clean: bool
-  ) -> list[tuple[int, jax.Array]]:
+    self, group: Group, scales: jax.Array, finite: jax.Array
+  ) -> dict[int, jax.Array]:
     """Clipped sums in the layout of each use's parameter operand."""
-    if group.rule == "lookup":
-      lookup = self._lookup(group.uses[0])
-      return [(group.uses[0], rules.lookup_clipped_sum(lookup, scales))]
-    if group.rule == "tied":
-      lookup_use, product = self._tied(group)
-      rows = rules.lookup_clipped_sum(self._lookup(lookup_use), scales)
-      return [(lookup_use, rows), (product, self._contracted(product, scales, clean))]
-    return [(use, self._contracted(use, scales, clean)) for use in group.uses]
+    found = {}
+    for index in group.uses:
+      use = self.traced.uses[index]
+      if canonical.is_lookup(use):
+        found[index] = rules.lookup_clipped_sum(self._lookup(index), scales)
+      elif canonical.is_convolution(use):
+        found[index] = self._convolved(index, scales)
+      else:
+        found[index] = self._contracted(index, scales, finite)
+    return found
 
   def _convolved(self, index: int, scales: jax.Array) -> jax.Array:
     """The sum over units of their scaled gradients, in the layout of the kernel."""
@@ -244,29 +238,11 @@ class Batch:
     cotangent = scaled(cotangent.astype(jnp.float32), scales)
     return canonical.conv_sum(self.traced.uses[index], data, cotangent)
 
-  def _contracted(self, index: int, scales: jax.Array, clean: bool) -> jax.Array:
-    """The same of a product.
-
-    Where not clean, a few units at a time, so that copies without what is not finite stay small.
-    """
-    arrays = (self.saved[index][0], self.cotangents[index][0], scales)
-    if clean:
-      return self._contract(index, *arrays)
-    size = divisor(scales.shape[0], -(-scales.shape[0] // 16))
-
-    def body(total: jax.Array, some: Any) -> tuple[jax.Array, None]:
-      data, cotangent, scale = some
-      data, cotangent = (jnp.where(_along(scale != 0, x), x, 0) for x in (data, cotangent))
-      return total + self._contract(index, data, cotangent, scale), None
-
-    shape = jnp.shape(self.weights[index][0])
-    chunks = [x.reshape(x.shape[0] // size, size, *x.shape[1:]) for x in arrays]
-    return jax.lax.scan(body, jnp.zeros(shape, jnp.float32), chunks)[0]
-
-  def _contract(
-    self, index: int, data: jax.Array, cotangent: jax.Array, scales: jax.Array
-  ) -> jax.Array:
+  def _contracted(self, index: int, scales: jax.Array, finite: jax.Array) -> jax.Array:
+    """The same of a product."""
     use = self.traced.uses[index]
+    data = _cleaned(finite, scales, self.saved[index][0])
+    cotangent = _cleaned(finite, scales, self.cotangents[index][0])
     total = rules.clipped_sum(canonical.dot_contraction(use, data, cotangent), scales)
     return canonical.dot_gradient(use, total)
 
@@ -335,6 +311,15 @@ def _added(parts: list[Compensated], like: jax.Array) -> Compensated:
   for part in parts[1:]:
     total = pairs.add(total, part)
   return total
+
+
+def _cleaned(finite: jax.Array, scales: jax.Array, x: jax.Array) -> jax.Array:
+  """Zero for units of scale zero, unless all is finite: then it is x itself.
+
+  The sum that follows is the same for both: were it another one, its rounding would tell of every
+  unit whether some other one is finite.
+  """
+  return jax.lax.cond(finite, lambda x: x, lambda x: jnp.where(_along(scales != 0, x), x, 0), x)
 
 
 def _along(values: jax.Array, like: jax.Array) -> jax.Array:

@@ -11,7 +11,6 @@ from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.ghost import canonical
 from dp_jax.gradients.ghost.interpreter import Use
-from dp_jax.gradients.norms import scaled
 
 # Bytes of temporaries of one chunk. On a CPU the patches of one unit fit its cache, those of a
 # batch do not; an accelerator is idle between chunks.
@@ -56,15 +55,11 @@ def divisor(number: int, at_most: int) -> int:
   return next(d for d in range(min(number, max(1, at_most)), 0, -1) if number % d == 0)
 
 
-def weighted_sum(grads: jax.Array, scales: jax.Array, clean: bool) -> Compensated:
+def weighted_sum(grads: jax.Array, scales: jax.Array) -> Compensated:
   """sum_b scales_b g_b of instantiated gradients float32[B, ...].
 
-  Few units are added plainly, and these sums as pairs. Where not `clean`, gradients of a scale of
-  zero may hold anything.
+  Few units are added plainly, and these sums as pairs.
   """
-  if not clean:
-    grads = scaled(grads, scales)
-    scales = jnp.ones_like(scales)
   units, numbers = scales.shape[0], math.prod(grads.shape[1:])
   size = divisor(units, _PLAIN_UNITS)
   flat = grads.reshape(units // size, size, numbers)

@@ -138,10 +138,7 @@ def _lookup_not_scaled(patch):
 
 def _made_gradients_not_scaled(patch):
   original = batch.weighted_sum
-  patch.setattr(
-    batch, "weighted_sum",
-    lambda g, s, clean: original(g, jnp.where(s != 0, 1.0, 0.0), clean),
-  )  # fmt: skip
+  patch.setattr(batch, "weighted_sum", lambda g, s: original(g, jnp.where(s != 0, 1.0, 0.0)))
 
 
 def _use_skipped(patch):

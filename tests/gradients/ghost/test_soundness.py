@@ -226,3 +226,26 @@ def test_values_that_are_not_finite_move_nothing():
     assert np.all(moved[:3] == 0)
     assert np.max(moved) <= C
   assert np.all(contributions(dense, DENSE, good) <= C)
+
+
+@pytest.mark.parametrize("memory_budget", [0, 2**30])
+@pytest.mark.parametrize("value", [1e30, 3e38, np.nan, np.inf, 1e-30])
+def test_no_other_unit_is_rounded_differently_because_of_one(value, memory_budget):
+  """Slower branches serve the units that need them: all others keep every bit."""
+  units = np.array(normal(5, 3, 5))
+  units[1] = value
+
+  def loss(params, unit, key):
+    return dense(params, unit, key) + linear(params, unit, key)
+
+  grad_fn = clipped_grad(loss, C, compensated=True, memory_budget=memory_budget)
+  (odd, aux), (plain, other) = (
+    jax.jit(grad_fn)(DENSE, x, jnp.ones(5, bool)) for x in (units, np.array(normal(5, 3, 5)))
+  )
+  others = [0, 2, 3, 4]
+  np.testing.assert_array_equal(aux.norms[np.asarray(others)], other.norms[np.asarray(others)])
+  if not np.isfinite(value):
+    (zero, _) = jax.jit(grad_fn)(DENSE, units, jnp.arange(5) != 1)
+    for a, b in zip(values(odd), values(zero), strict=True):
+      np.testing.assert_array_equal(a, b)
+  assert np.all(np.isfinite(values(plain)[0]))
