@@ -22,13 +22,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import numpy as np
 
-HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE.parent / "tests" / "gradients" / "ghost"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "gradients" / "ghost"))
 
 import networks
 from test_property import compare_network, problem_of
 
-OUTPUT = HERE / "ghost_property.json"
+OUTPUT = Path(__file__).with_suffix(".json")
 
 
 def _arguments() -> argparse.Namespace:
