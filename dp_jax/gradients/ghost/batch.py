@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.ghost import canonical, rules
-from dp_jax.gradients.ghost.chunks import in_chunks, patch_bytes, weighted_sum
+from dp_jax.gradients.ghost.chunks import divisor, in_chunks, patch_bytes, weighted_sum
 from dp_jax.gradients.ghost.interpreter import Use
 from dp_jax.gradients.ghost.plan import Group, by_pixels
 from dp_jax.gradients.norms import per_unit_norms, scaled
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
   from dp_jax.gradients.ghost.engine import Traced
 
 PyTree = Any
+
+# Copies of operands may take this many times the bytes of the gradient that comes of them.
+_COPIES = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,9 +184,9 @@ class Batch:
       some = [scales[root] for root in group.roots]
       if index in kept:
         pairs_of = zip(kept[index], some, strict=True)
-        whole[index] = [weighted_sum(_cleaned(finite, s, g), s) for g, s in pairs_of]
+        whole[index] = [_weighted_sum(g, s, finite) for g, s in pairs_of]
       elif index not in made:
-        operands |= self._operand_sums(group, some[0], finite)
+        operands |= self._operand_sums(group, some[0])
     parts: list[list[Compensated]] = [[] for _ in self.params]
     for index, group in enumerate(groups):
       if index in made:
@@ -216,9 +219,7 @@ class Batch:
     _, pull = jax.vjp(operands, [self.params[r].astype(jnp.float32) for r in roots])
     return dict(zip(roots, pull(sums)[0], strict=True))
 
-  def _operand_sums(
-    self, group: Group, scales: jax.Array, finite: jax.Array
-  ) -> dict[int, jax.Array]:
+  def _operand_sums(self, group: Group, scales: jax.Array) -> dict[int, jax.Array]:
     """Clipped sums in the layout of each use's parameter operand."""
     found = {}
     for index in group.uses:
@@ -228,22 +229,42 @@ class Batch:
       elif canonical.is_convolution(use):
         found[index] = self._convolved(index, scales)
       else:
-        found[index] = self._contracted(index, scales, finite)
+        found[index] = self._contracted(index, scales)
     return found
 
   def _convolved(self, index: int, scales: jax.Array) -> jax.Array:
     """The sum over units of their scaled gradients, in the layout of the kernel."""
     data, cotangent = self.saved[index][0], self.cotangents[index][0]
-    data = jnp.where(_along(scales != 0, data), data, 0).astype(jnp.float32)
+    data = _zeroed(data, scales).astype(jnp.float32)
     cotangent = scaled(cotangent.astype(jnp.float32), scales)
     return canonical.conv_sum(self.traced.uses[index], data, cotangent)
 
-  def _contracted(self, index: int, scales: jax.Array, finite: jax.Array) -> jax.Array:
-    """The same of a product."""
+  def _contracted(self, index: int, scales: jax.Array) -> jax.Array:
+    """The same of a product.
+
+    Operands are copied without what is not finite; where they are much larger than the result, a
+    part of the units at a time.
+    """
     use = self.traced.uses[index]
-    data = _cleaned(finite, scales, self.saved[index][0])
-    cotangent = _cleaned(finite, scales, self.cotangents[index][0])
-    total = rules.clipped_sum(canonical.dot_contraction(use, data, cotangent), scales)
+
+    def part(data: jax.Array, cotangent: jax.Array, scales: jax.Array) -> jax.Array:
+      data = _zeroed(data, scales)
+      cotangent = scaled(cotangent.astype(jnp.float32), scales)
+      return rules.summed(canonical.dot_contraction(use, data, cotangent))
+
+    arrays = (self.saved[index][0], self.cotangents[index][0], scales)
+    made = jax.eval_shape(part, *arrays)
+    count = (arrays[0].size + arrays[1].size) // max(1, _COPIES * made.size)
+    size = divisor(len(scales), -(-len(scales) // max(1, count)))
+
+    def body(total: jax.Array, some: Any) -> tuple[jax.Array, None]:
+      return total + part(*some), None
+
+    if size == len(scales):
+      total = part(*arrays)
+    else:
+      chunks = [x.reshape(len(scales) // size, size, *x.shape[1:]) for x in arrays]
+      total = jax.lax.scan(body, jnp.zeros(made.shape, jnp.float32), chunks)[0]
     return canonical.dot_gradient(use, total)
 
   def _arranged(self, index: int, total: jax.Array) -> jax.Array:
@@ -313,13 +334,22 @@ def _added(parts: list[Compensated], like: jax.Array) -> Compensated:
   return total
 
 
-def _cleaned(finite: jax.Array, scales: jax.Array, x: jax.Array) -> jax.Array:
-  """Zero for units of scale zero, unless all is finite: then it is x itself.
+def _weighted_sum(grads: jax.Array, scales: jax.Array, finite: jax.Array) -> Compensated:
+  """Of gradients that may hold anything where a scale is zero.
 
-  The sum that follows is the same for both: were it another one, its rounding would tell of every
-  unit whether some other one is finite.
+  Both branches are the same sum: were it another one, its rounding would tell of every unit
+  whether some other one is finite.
   """
-  return jax.lax.cond(finite, lambda x: x, lambda x: jnp.where(_along(scales != 0, x), x, 0), x)
+  return jax.lax.cond(
+    finite,
+    lambda: weighted_sum(grads, scales),
+    lambda: weighted_sum(_zeroed(grads, scales), scales),
+  )
+
+
+def _zeroed(x: jax.Array, scales: jax.Array) -> jax.Array:
+  """Zeros for units of scale zero: 0 * NaN is NaN, and these may hold anything."""
+  return jnp.where(_along(scales != 0, x), x, jnp.zeros((), x.dtype))
 
 
 def _along(values: jax.Array, like: jax.Array) -> jax.Array:

@@ -151,8 +151,6 @@ def clipped_sum(
     The sum as a pair, the upper bounds of the norms float32[B], and the losses [B].
   """
   leaves, structure = jax.tree.flatten(params)
-  # Padding may hold anything, and then the branches below would tell of it.
-  units = jax.tree.map(lambda x: _where_real(mask, x), units)
   batch = Batch.run(traced, leaves, units, keys)
   kept, left = _kept(traced.groups, mask.shape[0], memory_budget)
   gradients = {index: batch.gradients(traced.groups[index]) for index in kept}
@@ -185,13 +183,6 @@ def clipped_sum(
   scales = rule.by_leaf(rule.scales(norms, mask))
   total = batch.sum(scales, gradients, made, jnp.all(jnp.isfinite(norms)))
   return _unflatten(structure, total), rule.combine(norms), batch.losses
-
-
-def _where_real(mask: jax.Array, x: jax.Array) -> jax.Array:
-  """Zeros in place of padding, which a key is not."""
-  if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-    return x
-  return jnp.where(mask.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros((), x.dtype))
 
 
 def _kept(

@@ -136,15 +136,10 @@ def gradients(c: Contraction) -> jax.Array:
   return jnp.einsum("bntk,bnto->bnko", x, cot, precision=_HIGHEST)
 
 
-def clipped_sum(c: Contraction, scales: jax.Array) -> jax.Array:
-  """sum_b scales_b sum_t x_t (x) c_t of finite numbers: float32[N, K, O]."""
+def summed(c: Contraction) -> jax.Array:
+  """The sum of all units' gradients, float32[N, K, O]."""
   x, cot = c.operand.astype(jnp.float32), c.cotangent.astype(jnp.float32)
   blocks, tokens, inputs, outputs = c.sizes
-  # The smaller of the two is scaled: it is copied.
-  if inputs < outputs:
-    x = x * scales.reshape(-1, 1, 1, 1)
-  else:
-    cot = cot * scales.reshape(-1, 1, 1, 1)
   if blocks == 1:
     tokens *= x.shape[0]
     x, cot = x.reshape(tokens, inputs), cot.reshape(tokens, outputs)
