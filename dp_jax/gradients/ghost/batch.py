@@ -74,7 +74,23 @@ class Batch:
     return self._product_norms(group, rules.fast_norms)
 
   def norms(self, group: Group) -> jax.Array:
-    """Upper bounds of the norms, float32[B], of a group that is not instantiated."""
+    """Upper bounds of the norms, float32[B], of a group that is not instantiated.
+
+    One unit at a time, so that the scaled copies of operands stay small.
+    """
+
+    def one(unit: tuple[Any, Any]) -> jax.Array:
+      saved, cotangents = list(self.saved), list(self.cotangents)
+      for i, data, cotangent in zip(
+        group.uses, *jax.tree.map(lambda x: x[None], unit), strict=True
+      ):
+        saved[i], cotangents[i] = data, cotangent
+      alone = dataclasses.replace(self, saved=saved, cotangents=cotangents)
+      return alone._scaled_norms(group)[0]
+
+    return jax.lax.map(one, self._inputs(group))
+
+  def _scaled_norms(self, group: Group) -> jax.Array:
     if group.rule == "lookup":
       return rules.lookup_norms(self._lookup(group.uses[0]))
     if group.rule == "tied":
