@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.ghost import canonical, rules
-from dp_jax.gradients.ghost.chunks import divisor, in_chunks, patch_bytes, weighted_sum
+from dp_jax.gradients.ghost.chunks import in_chunks, part_of_units, patch_bytes, weighted_sum
 from dp_jax.gradients.ghost.interpreter import Use
 from dp_jax.gradients.ghost.plan import Group, by_pixels
 from dp_jax.gradients.norms import per_unit_norms, scaled
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
   from dp_jax.gradients.ghost.engine import Traced
 
 PyTree = Any
-
-# Copies of operands may take this many times the bytes of the gradient that comes of them.
-_COPIES = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -270,8 +267,7 @@ class Batch:
 
     arrays = (self.saved[index][0], self.cotangents[index][0], scales)
     made = jax.eval_shape(part, *arrays)
-    count = (arrays[0].size + arrays[1].size) // max(1, _COPIES * made.size)
-    size = divisor(len(scales), -(-len(scales) // max(1, count)))
+    size = part_of_units(len(scales), 4 * (arrays[0].size + arrays[1].size), 4 * made.size)
 
     def body(total: jax.Array, some: Any) -> tuple[jax.Array, None]:
       return total + part(*some), None

@@ -16,6 +16,8 @@ from dp_jax.gradients.ghost.interpreter import Use
 # batch do not; an accelerator is idle between chunks.
 _PATCHES_ON_CPU = 4 * 2**20
 _LARGEST = 2**28
+# Bytes of copied operands of one part of a sum, on a CPU and elsewhere.
+_COPIES_ON_CPU, _COPIES = 2**23, 2**28
 # Units that are added in plain float32: what n of them round, n^2 2^-24 C, is inside the margin.
 _PLAIN_UNITS = 32
 
@@ -48,6 +50,19 @@ def patch_bytes(use: Use) -> int:
   """Bytes of the patches of one unit, in float32."""
   groups, positions, inputs, _ = canonical.conv_sizes(use)
   return 4 * groups * positions * inputs
+
+
+def part_of_units(units: int, copied: int, result: int) -> int:
+  """How many units to add at a time, so that copies stay small: a divisor of their number.
+
+  Args:
+    units: their number.
+    copied: bytes of the copies of all units.
+    result: bytes of the sum, which is read and written once a part.
+  """
+  limit = _COPIES_ON_CPU if jax.default_backend() == "cpu" else _COPIES
+  count = min(copied // limit, copied // max(1, result))
+  return divisor(units, -(-units // max(1, count)))
 
 
 def divisor(number: int, at_most: int) -> int:
