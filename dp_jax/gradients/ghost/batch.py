@@ -269,14 +269,12 @@ class Batch:
     made = jax.eval_shape(part, *arrays)
     size = part_of_units(len(scales), 4 * (arrays[0].size + arrays[1].size), 4 * made.size)
 
-    def body(total: jax.Array, some: Any) -> tuple[jax.Array, None]:
-      return total + part(*some), None
-
-    if size == len(scales):
-      total = part(*arrays)
-    else:
-      chunks = [x.reshape(len(scales) // size, size, *x.shape[1:]) for x in arrays]
-      total = jax.lax.scan(body, jnp.zeros(made.shape, jnp.float32), chunks)[0]
+    total = part(*(x[:size] for x in arrays))
+    for start in range(size, len(scales), size):
+      # One part after the other: without the barrier all may be copied at once.
+      scales, total = jax.lax.optimization_barrier((scales, total))
+      some = (x[start : start + size] for x in (*arrays[:2], scales))
+      total += part(*some)
     return canonical.dot_gradient(use, total)
 
   def _arranged(self, index: int, total: jax.Array) -> jax.Array:

@@ -18,6 +18,7 @@ _PATCHES_ON_CPU = 4 * 2**20
 _LARGEST = 2**28
 # Bytes of copied operands of one part of a sum, on a CPU and elsewhere.
 _COPIES_ON_CPU, _COPIES = 2**23, 2**28
+_MOST_PARTS = 4
 # Units that are added in plain float32: what n of them round, n^2 2^-24 C, is inside the margin.
 _PLAIN_UNITS = 32
 
@@ -61,7 +62,7 @@ def part_of_units(units: int, copied: int, result: int) -> int:
     result: bytes of the sum, which is read and written once a part.
   """
   limit = _COPIES_ON_CPU if jax.default_backend() == "cpu" else _COPIES
-  count = min(copied // limit, copied // max(1, result))
+  count = min(copied // limit, copied // max(1, result), _MOST_PARTS)
   return divisor(units, -(-units // max(1, count)))
 
 
