@@ -269,12 +269,16 @@ class Batch:
     made = jax.eval_shape(part, *arrays)
     size = part_of_units(len(scales), 4 * (arrays[0].size + arrays[1].size), 4 * made.size)
 
-    total = part(*(x[:size] for x in arrays))
-    for start in range(size, len(scales), size):
-      # One part after the other: without the barrier all may be copied at once.
-      scales, total = jax.lax.optimization_barrier((scales, total))
-      some = (x[start : start + size] for x in (*arrays[:2], scales))
-      total += part(*some)
+    if size == len(scales):
+      return canonical.dot_gradient(use, part(*arrays))
+
+    def body(i: jax.Array, total: jax.Array) -> jax.Array:
+      some = (jax.lax.dynamic_slice_in_dim(x, i * size, size) for x in arrays)
+      return total + part(*some)
+
+    # A loop: of parts in a row, XLA may make all copies at once.
+    zero = jnp.zeros(made.shape, jnp.float32)
+    total = jax.lax.fori_loop(0, len(scales) // size, body, zero)
     return canonical.dot_gradient(use, total)
 
   def _arranged(self, index: int, total: jax.Array) -> jax.Array:
