@@ -231,7 +231,9 @@ def conv_gradient(use: Use, total: jax.Array) -> jax.Array:
 
 def conv_sum(use: Use, data: jax.Array, cotangent: jax.Array) -> jax.Array:
   """The gradients of the kernel of all units together, float32: one ordinary convolution."""
-  params = dict(use.eqn.params, preferred_element_type=jnp.dtype("float32"))
+  # The loss may allow 10-bit products on accelerators; a clipped sum must not.
+  highest = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
+  params = use.eqn.params | {"preferred_element_type": jnp.dtype("float32"), "precision": highest}
   bind = use.eqn.primitive.bind
 
   def convolve(kernel: jax.Array) -> jax.Array:

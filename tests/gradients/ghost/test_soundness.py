@@ -249,3 +249,36 @@ def test_no_other_unit_is_rounded_differently_because_of_one(value, memory_budge
     for a, b in zip(values(odd), values(zero), strict=True):
       np.testing.assert_array_equal(a, b)
   assert np.all(np.isfinite(values(plain)[0]))
+
+
+def test_sums_of_convolutions_and_products_ask_for_full_precision():
+  """On accelerators the default precision of float32 products is lower."""
+
+  def loss(params, unit, key):
+    del key
+    out = jax.lax.conv_general_dilated(
+      unit[None], params["k"], (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC")
+    )
+    return jnp.sum(jnp.tanh(out[0] @ params["w"]) ** 2)
+
+  params = {"k": normal(1, 8, 8), "w": normal(8, 6)}
+  units = normal(3, 2, 8)
+  assert set(plan_of(loss, params, units).values()) == {"convolution", "product"}
+  grad_fn = clipped_grad(loss, C, memory_budget=0)
+  closed = jax.make_jaxpr(grad_fn)(params, units, jnp.ones(3, bool))
+  # The model's own keep theirs: two forward, and the product of the cotangent of its operand.
+  lower = [p for p in _precisions(closed.jaxpr) if p != (jax.lax.Precision.HIGHEST,) * 2]
+  assert len(lower) == 3
+
+
+def _precisions(jaxpr):
+  found = []
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name in ("dot_general", "conv_general_dilated"):
+      found.append(eqn.params["precision"])
+    for inner in jax.tree.leaves(
+      list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+    ):
+      if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+        found += _precisions(getattr(inner, "jaxpr", inner))
+  return found
