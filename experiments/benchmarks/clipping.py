@@ -2,6 +2,7 @@
 
     python -m experiments.benchmarks.clipping                     all rows, with clipping.json
     python -m experiments.benchmarks.clipping --models=head,lora --engines=ghost --quick
+    python -m experiments.benchmarks.clipping --compare           jax_privacy and Opacus too
 
 One process for all engines of a row; runs are interleaved (plain, ghost, vmap, plain, ...), so that
 what else the machine does falls on all of them alike. The time of an engine is its median, its
@@ -17,6 +18,7 @@ import platform
 import shlex
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from dp_jax.gradients.clipping import MEMORY_BUDGET, clipped_grad
+from experiments.benchmarks import clipping_compare
 from experiments.benchmarks.clipping_models import ROWS, Case, Row
 
 # Per-unit gradients of vmap beyond this are not tried.
@@ -161,6 +164,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
   parser.add_argument("--engines", default="ghost,auto,vmap", help="of ghost, auto, vmap")
   parser.add_argument("--repeats", type=int, default=5)
   parser.add_argument("--batch", type=int, default=0, help="in the place of each row's own")
+  parser.add_argument("--compare", action="store_true", help="also jax_privacy and Opacus")
+  parser.add_argument(
+    "--environments", type=Path, default=Path(tempfile.gettempdir()) / "dp_jax_compare",
+    help="folder of the virtual environments that --compare makes",
+  )  # fmt: skip
   parser.add_argument("--quick", action="store_true", help="two repeats, nothing written")
   parser.add_argument("--output", type=Path, default=HERE / "clipping.json", help="JSON, and a png")
   options = parser.parse_args(arguments)
@@ -181,6 +189,10 @@ def main() -> None:
     print(table({name: rows[name]}).split("\n", 2)[2], flush=True)
     jax.clear_caches()
   print("\n" + table(rows))
+  compared: dict[str, Any] = {}
+  if options.compare:
+    compared = clipping_compare.compare(list(rows), options.repeats, options.environments)
+    print("\n" + clipping_compare.table(compared, {name: ROWS[name].title for name in rows}))
   if options.quick:
     return
   result = {
@@ -189,6 +201,7 @@ def main() -> None:
     "machine": describe_machine(),
     "repeats": options.repeats,
     "rows": rows,
+    "compared": compared,
   }
   options.output.write_text(json.dumps(result, indent=1) + "\n")
   plot(rows, options.output.with_suffix(".png"))
