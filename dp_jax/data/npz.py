@@ -52,10 +52,10 @@ def open_npz(path: str | None, split: str) -> ArraySource:
   info = SourceInfo(
     name=f"{file.name}/{split}",
     num_records=len(labels),
-    image_shape=images.shape[1:],
+    input_shape=images.shape[1:],
     num_classes=None,
     value_range=(0.0, 255.0) if images.dtype == np.uint8 else (0.0, 1.0),
-    image_dtype=images.dtype.name,
+    input_dtype=images.dtype.name,
   )
   return ArraySource(info, images, labels)
 

@@ -116,7 +116,7 @@ def open_rendered_digits(
   info = SourceInfo(
     name=f"rendered_digits/{split}",
     num_records=num_records,
-    image_shape=IMAGE_SHAPE,
+    input_shape=IMAGE_SHAPE,
     num_classes=10,
     value_range=VALUE_RANGE,
     class_names=CLASS_NAMES,

@@ -1,4 +1,4 @@
-"""Random-access sources of labelled images: the interface, and the function that opens one.
+"""Random-access sources of labelled records: the interface, and the function that opens one.
 
 A source is read by index, in any order and as often as the sampler asks, so it has no iterator
 state to save or to keep in step across hosts.
@@ -30,20 +30,20 @@ class SourceInfo:
   Attributes:
     name: the source and split, for messages and reports.
     num_records: how many records there are.
-    image_shape: (height, width, channels), or None if records differ.
+    input_shape: (height, width, channels) or (features,), or None if records differ.
     num_classes: how many labels the format declares, or None if it declares none.
     value_range: the smallest and largest pixel value that the format allows.
     class_names: one name per label, or empty.
-    image_dtype: "uint8" or "float32", the dtype in which batches are assembled.
+    input_dtype: "uint8" or "float32", the dtype in which batches are assembled.
   """
 
   name: str
   num_records: int
-  image_shape: tuple[int, ...] | None
+  input_shape: tuple[int, ...] | None
   num_classes: int | None
   value_range: tuple[float, float]
   class_names: tuple[str, ...] = ()
-  image_dtype: str = "uint8"
+  input_dtype: str = "uint8"
 
 
 class Source(Protocol):
@@ -57,12 +57,12 @@ class Source(Protocol):
     """The number of records."""
 
   def __getitem__(self, index: int) -> Record:
-    """One record: "image" [H, W, C] and "label", an integer. May raise RecordError."""
+    """One record: "inputs" [*input_shape] and "label", an integer. May raise RecordError."""
 
   def gather(self, indices: np.ndarray) -> dict[str, np.ndarray] | Sequence[Record | RecordError]:
     """Several records at once.
 
-    A source whose records all have one shape returns them stacked, {"image": [n, H, W, C],
+    A source whose records all have one shape returns them stacked, {"inputs": [n, ...],
     "label": int64[n]}. Any other returns a list, with the error in the place of a record that
     cannot be read.
     """
@@ -78,14 +78,14 @@ class ArraySource:
     """Keeps the arrays, without a copy.
 
     Args:
-      info: describes the arrays; `image_shape` and `num_records` must agree with them.
+      info: describes the arrays; `input_shape` and `num_records` must agree with them.
       images: [num_records, H, W, C].
       labels: int64[num_records].
 
     Raises:
       ValueError: if the arrays do not have these shapes.
     """
-    expected = (info.num_records, *(info.image_shape or ()))
+    expected = (info.num_records, *(info.input_shape or ()))
     if images.shape != expected or labels.shape != (info.num_records,):
       raise ValueError(
         f"{info.name}: images {images.shape} and labels {labels.shape} do not fit the declared "
@@ -105,12 +105,12 @@ class ArraySource:
     return self._info.num_records
 
   def __getitem__(self, index: int) -> Record:
-    """One record: "image" [H, W, C] and "label"."""
-    return {"image": self._images[index], "label": int(self._labels[index])}
+    """One record: "inputs" [H, W, C] and "label"."""
+    return {"inputs": self._images[index], "label": int(self._labels[index])}
 
   def gather(self, indices: np.ndarray) -> dict[str, np.ndarray]:
     """The records at `indices` (int64[n]), stacked."""
-    return {"image": self._images[indices], "label": self._labels[indices]}
+    return {"inputs": self._images[indices], "label": self._labels[indices]}
 
   def fingerprint(self) -> str:
     """SHA-256 over shapes, dtypes and contents of both arrays."""

@@ -79,7 +79,7 @@ class TfdsSource:
     return self._info.num_records
 
   def __getitem__(self, index: int) -> Record:
-    """One record: "image" [H, W, C] and "label".
+    """One record: "inputs" [H, W, C] and "label".
 
     Raises:
       RecordError: if it cannot be read or decoded.
@@ -87,7 +87,7 @@ class TfdsSource:
     image_key, label_key = self._keys
     try:
       record = self._records[int(index)]
-      return {"image": np.asarray(record[image_key]), "label": record[label_key]}
+      return {"inputs": np.asarray(record[image_key]), "label": record[label_key]}
     except Exception as error:
       # Whatever the decoder raises (Pillow alone has a dozen types) depends on this record.
       raise RecordError(f"cannot be decoded: {type(error).__name__}") from error
@@ -121,9 +121,9 @@ def _source_info(
   return SourceInfo(
     name=name,
     num_records=num_records,
-    image_shape=None if None in image.shape else tuple(image.shape),
+    input_shape=None if None in image.shape else tuple(image.shape),
     num_classes=getattr(label, "num_classes", None),
     value_range=(0.0, 255.0) if is_uint8 else (0.0, 1.0),
     class_names=tuple(getattr(label, "names", None) or ()),
-    image_dtype="uint8" if is_uint8 else "float32",
+    input_dtype="uint8" if is_uint8 else "float32",
   )

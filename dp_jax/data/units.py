@@ -19,20 +19,22 @@ class RecordSpec:
   """What a well-formed record looks like; declared, never read off the records.
 
   Attributes:
-    image_shape: (height, width, channels).
+    input_shape: (height, width, channels) of an image, (features,) of a vector.
     num_classes: labels are 0..num_classes - 1.
     value_range: the pixel values that the model maps to its input range. A value outside it is
       no error (clipping bounds what it can do), and neither is one that is not finite.
   """
 
-  image_shape: tuple[int, ...]
+  input_shape: tuple[int, ...]
   num_classes: int
   value_range: tuple[float, float]
 
   def __post_init__(self) -> None:
     """Refuses a spec that no record could meet."""
-    if len(self.image_shape) != 3 or min(self.image_shape) < 1:
-      raise ValueError(f"image_shape must be (height, width, channels), not {self.image_shape}")
+    if len(self.input_shape) not in (1, 3) or min(self.input_shape) < 1:
+      raise ValueError(
+        f"input_shape must be (height, width, channels) or (features,), not {self.input_shape}"
+      )
     if self.num_classes < 1:
       raise ValueError(f"num_classes must be at least 1, not {self.num_classes}")
     if not self.value_range[0] < self.value_range[1]:
@@ -110,9 +112,9 @@ class UnitLoader:
     info = source.info
     if max_records_per_unit < 1:
       raise ValueError(f"max_records_per_unit must be at least 1, not {max_records_per_unit}")
-    if info.image_shape is not None and tuple(info.image_shape) != tuple(spec.image_shape):
+    if info.input_shape is not None and tuple(info.input_shape) != tuple(spec.input_shape):
       raise ValueError(
-        f"{info.name} has images of shape {info.image_shape}, but {spec.image_shape} is declared"
+        f"{info.name} has images of shape {info.input_shape}, but {spec.input_shape} is declared"
       )
     if info.num_classes is not None and info.num_classes != spec.num_classes:
       raise ValueError(
@@ -150,7 +152,7 @@ class UnitLoader:
       size: how many units the returned arrays have.
 
     Returns:
-      The units: "image" [size, K, H, W, C] in the dtype that the source declares (uint8 or
+      The units: "inputs" [size, K, *input_shape] in the dtype that the source declares (uint8 or
       float32), "label" int32[size, K], "record_mask" bool[size, K]; and mask bool[size], False on
       padding. Where `record_mask` is False, image and label are zeros. A unit whose records are
       all masked is in the batch all the same.
@@ -176,12 +178,12 @@ class UnitLoader:
       self._note(problems)
       record_mask[record_mask] = [int(index) not in problems for index in records]
     units = {
-      "image": np.zeros((size, slots, *self._spec.image_shape), images.dtype),
+      "inputs": np.zeros((size, slots, *self._spec.input_shape), images.dtype),
       "label": np.zeros((size, slots), np.int32),
       "record_mask": record_mask,
     }
     filled = members >= 0
-    units["image"][filled] = images
+    units["inputs"][filled] = images
     units["label"][filled] = labels
     return units, np.arange(size) < len(indices)
 
@@ -259,25 +261,25 @@ def _read(
   A malformed record is all zeros in both arrays.
   """
   gathered = source.gather(indices)
-  dtype = np.dtype(source.info.image_dtype)
-  images = np.zeros((len(indices), *spec.image_shape), dtype)
+  dtype = np.dtype(source.info.input_dtype)
+  images = np.zeros((len(indices), *spec.input_shape), dtype)
   labels = np.zeros(len(indices), np.int32)
   problems: dict[int, str] = {}
   if isinstance(gathered, dict):
     good = (gathered["label"] >= 0) & (gathered["label"] < spec.num_classes)
-    if gathered["image"].shape[1:] != images.shape[1:]:
+    if gathered["inputs"].shape[1:] != images.shape[1:]:
       good[:] = False
     if good.all():
-      return gathered["image"].astype(dtype, copy=False), gathered["label"].astype(np.int32), {}
+      return gathered["inputs"].astype(dtype, copy=False), gathered["label"].astype(np.int32), {}
     gathered = [
-      {"image": image, "label": label}
-      for image, label in zip(gathered["image"], gathered["label"], strict=True)
+      {"inputs": image, "label": label}
+      for image, label in zip(gathered["inputs"], gathered["label"], strict=True)
     ]
   for row, (index, record) in enumerate(zip(indices, gathered, strict=True)):
     problem = _problem(record, spec, dtype)
     if problem is None and not isinstance(record, RecordError):
       with np.errstate(over="ignore", invalid="ignore"):  # what does not fit becomes infinite
-        images[row] = record["image"]
+        images[row] = record["inputs"]
       labels[row] = record["label"]
     elif problem is not None:
       problems[int(index)] = problem
@@ -288,13 +290,13 @@ def _problem(record: Record | RecordError, spec: RecordSpec, dtype: np.dtype) ->
   """What is wrong with one record, or None."""
   if isinstance(record, RecordError):
     return str(record)
-  image, label = np.asarray(record["image"]), np.asarray(record["label"])
+  image, label = np.asarray(record["inputs"]), np.asarray(record["label"])
   if label.shape != () or label.dtype.kind not in "ui":
     return f"the label must be one integer, not {label.dtype} of shape {label.shape}"
   if not 0 <= label < spec.num_classes:
     return f"label {label} is outside 0..{spec.num_classes - 1}"
-  if image.shape != tuple(spec.image_shape):
-    return f"the image has shape {image.shape}, not {tuple(spec.image_shape)}"
+  if image.shape != tuple(spec.input_shape):
+    return f"the image has shape {image.shape}, not {tuple(spec.input_shape)}"
   if image.dtype.kind not in "uif" or not np.can_cast(image.dtype, dtype, "same_kind"):
     return f"the image has dtype {image.dtype}, not {dtype}"
   return None

@@ -8,7 +8,7 @@ import numpy as np
 
 CALIBRATION_BINS = 15
 
-# (images [n, H, W, C]) -> probabilities float32[n, num_classes]
+# (inputs [n, *input_shape]) -> probabilities float32[n, num_classes]
 Predict = Callable[[np.ndarray], Any]
 
 
@@ -103,7 +103,7 @@ def evaluate(
   """Evaluates a classifier on every record of a loader, each exactly once.
 
   Args:
-    predict: probabilities of a batch of raw images; always called with `microbatch_size` of them.
+    predict: probabilities of a batch of raw inputs; always called with `microbatch_size` of them.
     loader: a `dp_jax.data.units.UnitLoader` of the split.
     num_classes: number of classes.
     microbatch_size: units per call; the last call is padded and masked.
@@ -120,5 +120,5 @@ def predictions(predict: Predict, loader: Any, microbatch_size: int) -> Any:
   for start in range(0, loader.num_units, microbatch_size):
     indices = np.arange(start, min(start + microbatch_size, loader.num_units))
     units, mask = loader.load(indices, microbatch_size)
-    images = units["image"]
-    yield indices, np.asarray(predict(images.reshape(-1, *images.shape[2:]))), units, mask
+    inputs = units["inputs"]
+    yield indices, np.asarray(predict(inputs.reshape(-1, *inputs.shape[2:]))), units, mask

@@ -10,12 +10,14 @@ from flax import nnx
 
 from dp_jax.models import vit
 from dp_jax.models.convnet import ConvNet
+from dp_jax.models.linear import Linear
 from dp_jax.models.resnet import ResNet
 from dp_jax.models.wide_resnet import WideResNet
 
-# Models of images. Each takes image_shape, num_classes and rngs, and sizes that JSON can hold.
+# Each takes input_shape, num_classes and rngs, and sizes that JSON can hold.
 MODELS: dict[str, Callable[..., nnx.Module]] = {
   "convnet": ConvNet,
+  "linear": Linear,
   "resnet": ResNet,
   "vit": vit.build,
   "wide_resnet": WideResNet,
@@ -29,15 +31,15 @@ class ModelSpec:
   Attributes:
     name: a key of MODELS.
     sizes: the keyword arguments of that model.
-    image_shape: (height, width, channels) of its input.
+    input_shape: (height, width, channels) of its input, or (features,).
     num_classes: the number of its outputs.
-    value_range: (low, high) of the raw pixel values, mapped to [-1, 1] before the model.
+    value_range: (low, high) of the raw values, mapped to [-1, 1] before the model.
     class_names: names of the classes, or () where they have none.
   """
 
   name: str
   sizes: Mapping[str, Any]
-  image_shape: tuple[int, ...]
+  input_shape: tuple[int, ...]
   num_classes: int
   value_range: tuple[float, float]
   class_names: tuple[str, ...] = ()
@@ -52,7 +54,7 @@ class ModelSpec:
       raise ValueError(f"model.name={self.name!r} is not one of {', '.join(sorted(MODELS))}.")
     try:
       return MODELS[self.name](
-        image_shape=self.image_shape,
+        input_shape=self.input_shape,
         num_classes=self.num_classes,
         # The generator is named, so that a process with another default draws the same values.
         rngs=nnx.Rngs(jax.random.key(seed, impl="threefry2x32")),
@@ -73,7 +75,7 @@ class ModelSpec:
     """
     try:
       fields = json.loads(text)
-      for name in ("image_shape", "value_range", "class_names"):
+      for name in ("input_shape", "value_range", "class_names"):
         fields[name] = tuple(fields[name])
       return cls(**fields)
     except (KeyError, TypeError, json.JSONDecodeError) as error:

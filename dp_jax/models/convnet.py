@@ -18,18 +18,18 @@ class ConvNet(nnx.Module):
   def __init__(
     self,
     *,
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     num_classes: int,
-    widths: Sequence[int],
-    strides: Sequence[int],
-    groups: int,
+    widths: Sequence[int] = (32, 64),
+    strides: Sequence[int] = (1, 2),
+    groups: int = 8,
     rngs: nnx.Rngs,
   ):
     if len(widths) != len(strides):
       raise ValueError(f"widths {tuple(widths)} and strides {tuple(strides)} differ in length.")
     if any(width % groups for width in widths):
       raise ValueError(f"every width of {tuple(widths)} must be divisible by groups={groups}.")
-    height, width, channels = image_shape
+    height, width, channels = input_shape
     he_normal = nnx.initializers.variance_scaling(2.0, "fan_in", "truncated_normal")
     convs, norms = [], []
     for out, stride in zip(widths, strides, strict=True):

@@ -26,7 +26,7 @@ class ResNet(nnx.Module):
   def __init__(
     self,
     *,
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     num_classes: int,
     depth: int = 18,
     width: int = 64,
@@ -39,7 +39,7 @@ class ResNet(nnx.Module):
     """Builds the network with fresh parameters.
 
     Args:
-      image_shape: (height, width, channels); only the channels shape parameters.
+      input_shape: (height, width, channels); only the channels shape parameters.
       num_classes: outputs of the head.
       depth: a key of STAGES.
       width: channels of the first stage, before a bottleneck's factor of four; each stage doubles.
@@ -60,7 +60,7 @@ class ResNet(nnx.Module):
       raise ValueError(f"width={width} must be divisible by groups={groups}.")
     self.dtype, self.preactivation, self.pooled = jnp.dtype(dtype), preactivation, stem == "7x7"
     size, stride = (7, 2) if self.pooled else (3, 1)
-    self.stem = _conv(image_shape[-1], width, size, stride, self.dtype, rngs)
+    self.stem = _conv(input_shape[-1], width, size, stride, self.dtype, rngs)
     blocks, channels = [], width
     counts, bottleneck = STAGES[depth]
     for stage, count in enumerate(counts):

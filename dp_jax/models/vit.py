@@ -18,12 +18,12 @@ SIZES: dict[str, dict[str, int]] = {
 }
 
 
-def build(size: str, **arguments: Any) -> "ViT":
+def build(size: str = "ti16", **arguments: Any) -> "ViT":
   """A vision transformer of a published size.
 
   Args:
     size: a key of SIZES.
-    **arguments: the other arguments of `ViT` (image_shape, num_classes and rngs at least); they
+    **arguments: the other arguments of `ViT` (input_shape, num_classes and rngs at least); they
       may also replace a number of the size.
 
   Raises:
@@ -44,7 +44,7 @@ class ViT(nnx.Module):
   def __init__(
     self,
     *,
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     num_classes: int,
     patch: int,
     width: int,
@@ -56,7 +56,7 @@ class ViT(nnx.Module):
     """Builds the model with fresh parameters.
 
     Args:
-      image_shape: (height, width, channels); positions are learned for this size.
+      input_shape: (height, width, channels); positions are learned for this size.
       num_classes: outputs of the head.
       patch: side of a patch in pixels; must divide height and width.
       width: features of a token.
@@ -68,9 +68,9 @@ class ViT(nnx.Module):
     Raises:
       ValueError: if the image or the width cannot be divided as asked.
     """
-    rows, columns, channels = image_shape
+    rows, columns, channels = input_shape
     if rows % patch or columns % patch:
-      raise ValueError(f"image_shape={tuple(image_shape)} must be divisible by patch={patch}.")
+      raise ValueError(f"input_shape={tuple(input_shape)} must be divisible by patch={patch}.")
     self.dtype = jnp.dtype(dtype)
     init = nnx.initializers.truncated_normal(0.02)
     config = BlockConfig(width, heads, 4 * width, 1e-6, False, init, init, 0.0, self.dtype)

@@ -62,7 +62,7 @@ class WideResNet(nnx.Module):
   def __init__(
     self,
     *,
-    image_shape: Sequence[int],
+    input_shape: Sequence[int],
     num_classes: int,
     depth: int = 16,
     width: int = 4,
@@ -74,7 +74,7 @@ class WideResNet(nnx.Module):
     """Builds the network with fresh parameters.
 
     Args:
-      image_shape: (height, width, channels); only the channels shape parameters.
+      input_shape: (height, width, channels); only the channels shape parameters.
       num_classes: outputs of the head.
       depth: convolutions along the network; 4 more than a multiple of 6.
       width: the factor on the channels.
@@ -91,7 +91,7 @@ class WideResNet(nnx.Module):
     if 16 % groups:
       raise ValueError(f"groups={groups} must divide 16, the channels of the first convolution.")
     self.dtype = jnp.dtype(dtype)
-    self.stem = _conv(image_shape[-1], 16, 3, 1, self.dtype, weight_standardisation, rngs)
+    self.stem = _conv(input_shape[-1], 16, 3, 1, self.dtype, weight_standardisation, rngs)
     blocks, channels = [], 16
     for stage in range(3):
       for index in range((depth - 4) // 6):

@@ -1,4 +1,4 @@
-"""Single-label classification of images."""
+"""Single-label classification of images and feature vectors."""
 
 import dataclasses
 from typing import Any
@@ -12,7 +12,7 @@ from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, FunctionalModel
 from dp_jax.models.inspect import check_per_unit
 
-# One unit: {"image": [K, H, W, C], "label": int32[K], "record_mask": bool[K]}.
+# One unit: {"inputs": [K, *input_shape], "label": int32[K], "record_mask": bool[K]}.
 Unit = dict[str, Any]
 
 
@@ -33,7 +33,7 @@ class Classification:
   def loss(self, frozen: Arrays, params: Arrays, unit: Unit, key: Any) -> jax.Array:
     """The loss of one unit: float32[]. A unit without real records has loss and gradient zero."""
     logits = self.logits(
-      self.model.bind({**params, **frozen}, key), unit["image"], unit["record_mask"]
+      self.model.bind({**params, **frozen}, key), unit["inputs"], unit["record_mask"]
     )
     losses = _cross_entropy(logits, unit["label"], self.label_smoothing)
     return _mean(losses, unit["record_mask"])
@@ -43,35 +43,37 @@ class Classification:
     in_axes = (None, None, 0, None if keys is None else 0)
     return jax.vmap(self.loss, in_axes)(frozen, params, units, keys)
 
-  def predict(self, arrays: Arrays, images: jax.Array) -> jax.Array:
-    """Class probabilities, float32[N, num_classes], of raw images [N, H, W, C]."""
-    logits = self.logits(self.model.bind(arrays), images, jnp.ones(images.shape[0], bool))
+  def predict(self, arrays: Arrays, inputs: jax.Array) -> jax.Array:
+    """Class probabilities, float32[N, num_classes], of raw inputs [N, *input_shape]."""
+    logits = self.logits(self.model.bind(arrays), inputs, jnp.ones(inputs.shape[0], bool))
     return jax.nn.softmax(logits)
 
-  def logits(self, module: nnx.Module, images: jax.Array, mask: jax.Array) -> jax.Array:
-    """Logits float32[N, num_classes] of raw images [N, H, W, C]; masked ones are zeroed first."""
+  def logits(self, module: nnx.Module, inputs: jax.Array, mask: jax.Array) -> jax.Array:
+    """Logits float32[N, num_classes] of raw inputs [N, *input_shape]; masked ones are zeroed."""
     low, high = self.spec.value_range
-    x = (images.astype(jnp.float32) - low) * (2 / (high - low)) - 1
+    x = inputs.astype(jnp.float32)
+    if (low, high) != (-1, 1):  # else the identity, which the formula is only up to rounding
+      x = (x - low) * (2 / (high - low)) - 1
     # A masked record may hold NaN, and its gradient would be 0 * NaN.
-    x = jnp.where(mask.reshape(-1, 1, 1, 1), x, 0.0)
+    x = jnp.where(mask.reshape(-1, *(1,) * (x.ndim - 1)), x, 0.0)
     return module(x).astype(jnp.float32)  # type: ignore[operator]
 
   def made_up_units(self, count: int, max_records_per_unit: int) -> Unit:
-    """Units with random pixels and labels, to compare engines on: [count, K, ...]."""
+    """Units with random inputs and labels, to compare engines on: [count, K, ...]."""
     rng = np.random.default_rng(0)
     shape = (count, max_records_per_unit)
     low, high = self.spec.value_range
     return {
-      "image": rng.uniform(low, high, (*shape, *self.spec.image_shape)).astype(np.float32),
+      "inputs": rng.uniform(low, high, (*shape, *self.spec.input_shape)).astype(np.float32),
       "label": rng.integers(0, self.spec.num_classes, shape, np.int32),
       "record_mask": np.ones(shape, bool),
     }
 
   def check(self, arrays: Arrays) -> None:
     """Refuses a model for which the loss of one unit is not defined by that unit alone."""
-    images = jnp.zeros((1, *self.spec.image_shape), jnp.float32)
+    inputs = jnp.zeros((1, *self.spec.input_shape), jnp.float32)
     check_per_unit(
-      self.model, arrays, lambda module: self.logits(module, images, jnp.ones(1, bool))
+      self.model, arrays, lambda module: self.logits(module, inputs, jnp.ones(1, bool))
     )
 
 

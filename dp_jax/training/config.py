@@ -22,7 +22,7 @@ class DataConfig:
     path: the file or folder of the source, where it has one.
     train_split, eval_split: names of the splits.
     declared: "private" (nothing un-noised leaves private/) or "public" (a benchmark).
-    image_shape, num_classes, value_range: what a well-formed record looks like. Where left out,
+    input_shape, num_classes, value_range: what a well-formed record looks like. Where left out,
       they come from the format of the source and are listed as treated as public.
     num_records: cuts the source, or says how many to render.
     seed: picks the split or the drawings of sources that have a choice; never used for privacy.
@@ -35,7 +35,7 @@ class DataConfig:
   train_split: str = "train"
   eval_split: str = "test"
   declared: Declared = "private"
-  image_shape: tuple[int, ...] | None = None
+  input_shape: tuple[int, ...] | None = None
   num_classes: int | None = None
   value_range: tuple[float, ...] | None = None
   num_records: int | None = None
@@ -50,7 +50,8 @@ class ModelConfig:
 
   Attributes:
     name: a model of dp_jax.models.build.
-    widths, strides, groups: the sizes of the convnet.
+    widths, strides, groups, depth, width, size, patch, heads: its sizes, those that the model has;
+      left out, its own default. One that it does not have is refused.
     weights: a safetensors file of public weights to start from.
     trainable: a regular expression on parameter names; what it does not match is frozen.
     head_init_std: standard deviation of the head's initial kernel (0 allowed; bias zero); None
@@ -58,12 +59,22 @@ class ModelConfig:
   """
 
   name: str = "convnet"
-  widths: tuple[int, ...] = (32, 64)
-  strides: tuple[int, ...] = (1, 2)
-  groups: int = 8
+  widths: tuple[int, ...] | None = None
+  strides: tuple[int, ...] | None = None
+  groups: int | None = None
+  depth: int | None = None
+  width: int | None = None
+  size: str | None = None
+  patch: int | None = None
+  heads: int | None = None
   weights: str | None = None
   trainable: str = ".*"
   head_init_std: float | None = None
+
+  def sizes(self) -> dict[str, Any]:
+    """The sizes that are set, as the model takes them."""
+    names = ("widths", "strides", "groups", "depth", "width", "size", "patch", "heads")
+    return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -242,6 +253,12 @@ def _convert_scalar(hint: type, value: Any, where: str) -> Any:
   raise ValueError(f"{where} must be {hint.__name__}, got {value!r}.")
 
 
+def _at_least_one(value: Any) -> bool:
+  return (
+    isinstance(value, str) or min(value if isinstance(value, tuple) else (value,), default=1) >= 1
+  )
+
+
 def _within_float32(values: tuple[float, ...] | None) -> bool:
   return all(abs(value) <= 1e30 for value in values or ())
 
@@ -274,9 +291,8 @@ def _check(config: Config) -> None:
      "must be 'record': these sources have no column to group records by"),
     (0 <= config.seed < 2**31, "seed", config.seed, "must be in [0, 2^31)"),
     (0 <= config.data.seed < 2**31, "data.seed", config.data.seed, "must be in [0, 2^31)"),
-    (config.model.groups >= 1, "model.groups", config.model.groups, positive),
-    (min(config.model.widths, default=1) >= 1, "model.widths", config.model.widths, positive),
-    (min(config.model.strides, default=1) >= 1, "model.strides", config.model.strides, positive),
+    *((_at_least_one(value), f"model.{name}", value, positive)
+      for name, value in config.model.sizes().items()),
     (_within_float32(config.data.value_range), "data.value_range", config.data.value_range,
      "must lie between -1e30 and 1e30"),
     (_within_float32((train.learning_rate, config.model.head_init_std or 0)), "train.learning_rate",

@@ -144,7 +144,7 @@ def evaluate_state(run: Run, state: TrainState) -> ClassificationSums:
   predict = jax.jit(run.task.predict)
   arrays = {**state.average, **run.frozen}
   return evaluate(
-    lambda images: predict(arrays, images),
+    lambda inputs: predict(arrays, inputs),
     run.eval_loader,
     run.task.spec.num_classes,
     run.config.eval.microbatch_size,

@@ -144,7 +144,7 @@ def _record_spec(data: DataConfig, source: Source) -> tuple[RecordSpec, list[str
   """What a record must look like, and which of it the configuration left to the source."""
   info, assumed = source.info, []
   values = {}
-  for name in ("image_shape", "num_classes", "value_range"):
+  for name in ("input_shape", "num_classes", "value_range"):
     declared = getattr(data, name)
     values[name] = getattr(info, name) if declared is None else declared
     if declared is None:
@@ -154,14 +154,13 @@ def _record_spec(data: DataConfig, source: Source) -> tuple[RecordSpec, list[str
   low_high = tuple(values["value_range"])
   if len(low_high) != 2:
     raise ValueError(f"data.value_range={low_high} must be (low, high).")
-  shape = tuple(values["image_shape"])
+  shape = tuple(values["input_shape"])
   return RecordSpec(shape, values["num_classes"], (low_high[0], low_high[1])), assumed
 
 
 def _model_spec(model: ModelConfig, record: RecordSpec, source: Source) -> ModelSpec:
-  sizes = {"widths": model.widths, "strides": model.strides, "groups": model.groups}
   return ModelSpec(
-    model.name, sizes, record.image_shape, record.num_classes, record.value_range,
+    model.name, model.sizes(), record.input_shape, record.num_classes, record.value_range,
     tuple(source.info.class_names),
   )  # fmt: skip
 
@@ -212,7 +211,7 @@ def _warnings(privacy: PrivacySpec | None, mechanism: Mechanism, divisor: float)
 
 def _public_facts(spec: ModelSpec, assumed: list[str]) -> dict[str, Any]:
   return {
-    "image_shape": list(spec.image_shape),
+    "input_shape": list(spec.input_shape),
     "num_classes": spec.num_classes,
     "value_range": list(spec.value_range),
     "class_names": list(spec.class_names),

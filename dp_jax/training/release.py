@@ -60,21 +60,21 @@ class Release:
     functional, arrays = self._functional()
     return functional.bind(arrays)
 
-  def predict(self, images: np.ndarray) -> np.ndarray:
-    """Class probabilities, float32[N, num_classes], of raw images [N, H, W, C].
+  def predict(self, inputs: np.ndarray) -> np.ndarray:
+    """Class probabilities, float32[N, num_classes], of raw inputs [N, *input_shape].
 
     Raises:
-      ValueError: if the images have another shape than the model's.
+      ValueError: if the inputs have another shape than the model's.
     """
-    if images.ndim != 4 or images.shape[1:] != self.spec.image_shape:
-      raise ValueError(f"images must be [N, *{self.spec.image_shape}], got {images.shape}.")
-    return np.asarray(self.predictor()(images))
+    if inputs.shape[1:] != self.spec.input_shape:
+      raise ValueError(f"inputs must be [N, *{self.spec.input_shape}], got {inputs.shape}.")
+    return np.asarray(self.predictor()(inputs))
 
   def predictor(self) -> Callable[[np.ndarray], Any]:
     """The compiled `predict`, for many batches of one shape."""
     functional, arrays = self._functional()
     compiled = jax.jit(Classification(functional, self.spec).predict)
-    return lambda images: compiled(arrays, images)
+    return lambda inputs: compiled(arrays, inputs)
 
   def _functional(self) -> tuple[FunctionalModel, Arrays]:
     functional, _ = split(self.spec.build(seed=0))
@@ -229,7 +229,7 @@ def _loader(release: Release, config: Config) -> UnitLoader:
   source = open_source(
     data.source, data.eval_split, path=data.path, seed=data.seed, num_records=data.num_records
   )
-  record = RecordSpec(spec.image_shape, spec.num_classes, spec.value_range)
+  record = RecordSpec(spec.input_shape, spec.num_classes, spec.value_range)
   return UnitLoader(source, record, strict=data.strict or data.declared == "public")
 
 

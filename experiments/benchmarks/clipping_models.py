@@ -56,13 +56,13 @@ def _image_model(build: Callable[[], nnx.Module], side: int, classes: int, batch
   functional, params = _filled(build)
   random = np.random.default_rng(1)
   units = {
-    "image": _normal(random, (batch, side, side, 3)),
+    "inputs": _normal(random, (batch, side, side, 3)),
     "label": random.integers(0, classes, batch, np.int32),
   }
 
   def loss(params: Any, frozen: Any, unit: Any) -> jax.Array:
     del frozen
-    return _cross_entropy(functional.bind(params)(unit["image"][None])[0], unit["label"])
+    return _cross_entropy(functional.bind(params)(unit["inputs"][None])[0], unit["label"])
 
   return Case(params, {}, units, loss)
 
@@ -92,17 +92,17 @@ def _language_model(size: str, batch: int, length: int, lora_rank: int = 0) -> C
 
 
 def _resnet(batch: int) -> Case:
-  shape = {"image_shape": (32, 32, 3), "num_classes": 10}
+  shape = {"input_shape": (32, 32, 3), "num_classes": 10}
   return _image_model(lambda: ResNet(stem="3x3", rngs=nnx.Rngs(0), **shape), 32, 10, batch)
 
 
 def _wide_resnet(batch: int) -> Case:
-  shape = {"image_shape": (32, 32, 3), "num_classes": 10}
+  shape = {"input_shape": (32, 32, 3), "num_classes": 10}
   return _image_model(lambda: WideResNet(rngs=nnx.Rngs(0), **shape), 32, 10, batch)
 
 
 def _vit(size: str, batch: int) -> Case:
-  shape = {"image_shape": (224, 224, 3), "num_classes": 1000}
+  shape = {"input_shape": (224, 224, 3), "num_classes": 1000}
   return _image_model(lambda: vit.build(size, rngs=nnx.Rngs(0), **shape), 224, 1000, batch)
 
 

@@ -215,7 +215,7 @@ def test_evaluate_and_predict_agree_with_training(capsys, tmp_path, completed):
   release = dp_jax.load_release(completed / "release")
   digits = open_source("digits", "test", num_records=200)
   gathered = digits.gather(np.arange(len(digits)))
-  expected = release.predict(gathered["image"])
+  expected = release.predict(gathered["inputs"])
   assert len(rows) == 1 + len(digits)
   assert [row[1] for row in rows[1:]] == [str(i) for i in expected.argmax(axis=1)]
   np.testing.assert_allclose(

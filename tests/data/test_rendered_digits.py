@@ -13,7 +13,7 @@ from dp_jax.data import open_source, rendered_digits, strokes
 
 def _images(num_records: int, split: str = "train", seed: int = 0) -> np.ndarray:
   source = open_source("rendered_digits", split, seed=seed, num_records=num_records)
-  return source.gather(np.arange(num_records))["image"]
+  return source.gather(np.arange(num_records))["inputs"]
 
 
 def test_record_depends_on_seed_split_and_index_alone():
@@ -28,17 +28,17 @@ def test_record_depends_on_seed_split_and_index_alone():
 def test_ranges_and_classes():
   source = open_source("rendered_digits", "train", num_records=500)
   batch = source.gather(np.arange(500))
-  assert source.info.image_shape == batch["image"].shape[1:] == (8, 8, 1)
-  assert batch["image"].dtype == np.uint8
-  assert batch["image"].min() == 0 and batch["image"].max() == 16
+  assert source.info.input_shape == batch["inputs"].shape[1:] == (8, 8, 1)
+  assert batch["inputs"].dtype == np.uint8
+  assert batch["inputs"].min() == 0 and batch["inputs"].max() == 16
   np.testing.assert_array_equal(np.bincount(batch["label"]), np.full(10, 50))
   # Each digit fills the height (or the width) and is centred.
-  rows, columns = batch["image"][..., 0].any(2), batch["image"][..., 0].any(1)
+  rows, columns = batch["inputs"][..., 0].any(2), batch["inputs"][..., 0].any(1)
   full = (rows[:, 0] & rows[:, -1]) | (columns[:, 0] & columns[:, -1])
   assert full.all()
   assert (columns[:, ::-1] == columns).mean() > 0.8
   # The ten classes look different: their mean images are far apart in 0..16 pixels.
-  means = np.stack([batch["image"][batch["label"] == d].mean(0).ravel() for d in range(10)])
+  means = np.stack([batch["inputs"][batch["label"] == d].mean(0).ravel() for d in range(10)])
   distances = np.linalg.norm(means[:, None] - means[None], axis=-1)
   assert distances[~np.eye(10, dtype=bool)].min() > 5.0
 
@@ -48,7 +48,7 @@ def test_a_nearest_centre_rule_transfers_to_the_scans():
   rendered, scans = _images(2000).reshape(2000, -1), open_source("digits", "train")
   centres = np.stack([rendered[np.arange(2000) % 10 == digit].mean(0) for digit in range(10)])
   batch = scans.gather(np.arange(len(scans)))
-  pixels = batch["image"].reshape(len(scans), -1)
+  pixels = batch["inputs"].reshape(len(scans), -1)
   nearest = ((pixels[:, None] - centres[None]) ** 2).sum(-1).argmin(1)
   assert (nearest == batch["label"]).mean() > 0.5
 
@@ -109,7 +109,7 @@ def test_habits_change_only_their_own_digits():
     style = rendered_digits.Style(no_foot=0.0, flag=0.0, crossbar=0.0)
     style = dataclasses.replace(style, **changes)
     source = rendered_digits.open_rendered_digits("train", num_records=200, style=style)
-    return source.gather(np.arange(200))["image"]
+    return source.gather(np.arange(200))["inputs"]
 
   plain = drawn()
   for changes, digit in (({"no_foot": 1.0}, 1), ({"flag": 1.0}, 1), ({"crossbar": 1.0}, 7)):

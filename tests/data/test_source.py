@@ -11,14 +11,14 @@ from dp_jax.data import ArraySource, SourceInfo, open_source
 def test_digits_split_is_a_partition_and_follows_the_seed():
   train, test = open_source("digits", "train"), open_source("digits", "test")
   assert (len(train), len(test)) == (1437, 360)
-  both = [source.gather(np.arange(len(source)))["image"] for source in (train, test)]
+  both = [source.gather(np.arange(len(source)))["inputs"] for source in (train, test)]
   assert both[0].shape == (1437, 8, 8, 1) and both[0].dtype == np.uint8
   pixels = np.concatenate(both)
   assert pixels.min() == 0 and pixels.max() == 16
   # The two sides hold the same scans whatever the seed, and another seed swaps some.
   other = np.concatenate(
     [
-      (source := open_source("digits", split, seed=1)).gather(np.arange(len(source)))["image"]
+      (source := open_source("digits", split, seed=1)).gather(np.arange(len(source)))["inputs"]
       for split in ("train", "test")
     ]
   )
@@ -40,7 +40,7 @@ def test_unknown_names_and_splits():
 def test_num_records_keeps_the_first():
   whole, head = open_source("digits", "train"), open_source("digits", "train", num_records=7)
   assert len(head) == head.info.num_records == 7
-  np.testing.assert_array_equal(head[6]["image"], whole[6]["image"])
+  np.testing.assert_array_equal(head[6]["inputs"], whole[6]["inputs"])
   with pytest.raises(IndexError):
     head[7]
   with pytest.raises(IndexError):
@@ -59,10 +59,10 @@ def test_npz_one_file(tmp_path):
   for image_key, label_key in (("train_image", "train_label"), ("x_train", "y_train")):
     path = _write(tmp_path / "a.npz", **{image_key: images, label_key: labels})
     source = open_source("npz", "train", path=path)
-    assert source.info.image_shape == (28, 28, 1)
+    assert source.info.input_shape == (28, 28, 1)
     assert source.info.value_range == (0.0, 255.0)
     assert source.info.num_classes is None  # reading it off the labels would depend on them
-    np.testing.assert_array_equal(source[3]["image"][..., 0], images[3])
+    np.testing.assert_array_equal(source[3]["inputs"][..., 0], images[3])
     assert source[3]["label"] == 3
   with pytest.raises(ValueError, match=r"no array 'test_image' .*it has x_train, y_train"):
     open_source("npz", "test", path=path)
@@ -74,8 +74,8 @@ def test_npz_folder_and_floats(tmp_path):
   _write(tmp_path / "test.npz", image=images, label=np.array([[0], [1], [0], [1]]))
   source = open_source("npz", "test", path=str(tmp_path))
   batch = source.gather(np.array([1, 3]))
-  assert batch["image"].dtype == np.float32 and batch["label"].dtype == np.int64
-  assert np.isnan(batch["image"][0, 0, 0, 0]) and np.isinf(batch["image"][0, 0, 0, 1])
+  assert batch["inputs"].dtype == np.float32 and batch["label"].dtype == np.int64
+  assert np.isnan(batch["inputs"][0, 0, 0, 0]) and np.isinf(batch["inputs"][0, 0, 0, 1])
   assert source.info.value_range == (0.0, 1.0)
   with pytest.raises(ValueError, match=r"no such file: .*train\.npz"):
     open_source("npz", "train", path=str(tmp_path))
@@ -104,6 +104,6 @@ def test_npz_refuses_what_is_malformed(tmp_path):
 
 
 def test_array_source_refuses_shapes_that_contradict_its_info():
-  info = SourceInfo("x", 2, (4, 4, 1), None, (0.0, 1.0), image_dtype="float32")
+  info = SourceInfo("x", 2, (4, 4, 1), None, (0.0, 1.0), input_dtype="float32")
   with pytest.raises(ValueError, match="do not fit the declared"):
     ArraySource(info, np.zeros((2, 4, 4), np.float32), np.zeros(2, np.int64))

@@ -61,7 +61,7 @@ def data_dir(tmp_path_factory) -> str:
 
 def test_round_trip_without_tensorflow(data_dir):
   source = open_source("tfds:tiny_scans", "train", path=data_dir)
-  assert source.info.image_shape == (6, 5, 1) and source.info.image_dtype == "uint8"
+  assert source.info.input_shape == (6, 5, 1) and source.info.input_dtype == "uint8"
   assert source.info.class_names == ("left", "right", "both") and source.info.num_classes == 3
   loader = UnitLoader(source, RecordSpec((6, 5, 1), 3, (0.0, 255.0)))
   units, _ = loader.load(np.arange(NUM_RECORDS), NUM_RECORDS)
@@ -71,7 +71,7 @@ def test_round_trip_without_tensorflow(data_dir):
   assert good.sum() == NUM_RECORDS - 1
   read = {
     image.tobytes(): label
-    for image, label in zip(units["image"][good, 0], units["label"][good, 0], strict=True)
+    for image, label in zip(units["inputs"][good, 0], units["label"][good, 0], strict=True)
   }
   assert read == written
   assert list(loader.bad_records) == [int(np.flatnonzero(~good)[0])]
@@ -81,12 +81,12 @@ def test_round_trip_without_tensorflow(data_dir):
 
 def test_tensor_features_and_slices(data_dir):
   source = tfds_source.TfdsSource("tiny_scans", "train[:4]", data_dir=data_dir, image_key="pixels")
-  assert len(source) == 4 and source.info.image_dtype == "float32"
+  assert len(source) == 4 and source.info.input_dtype == "float32"
   written = {_pixels(index).astype(np.float32).tobytes() for index in range(NUM_RECORDS)}
   loader = UnitLoader(source, RecordSpec((6, 5, 1), 3, (0.0, 255.0)), strict=True)
   units, _ = loader.load(np.array([0, 3]), 2)
-  assert units["image"].dtype == np.float32
-  assert {image.tobytes() for image in units["image"]} <= written
+  assert units["inputs"].dtype == np.float32
+  assert {image.tobytes() for image in units["inputs"]} <= written
   whole = tfds_source.TfdsSource("tiny_scans", "train", data_dir=data_dir)
   assert source.fingerprint() != whole.fingerprint()
 

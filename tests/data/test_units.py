@@ -13,16 +13,16 @@ from dp_jax.data import (
   open_source,
 )
 
-SPEC = RecordSpec(image_shape=(2, 3, 1), num_classes=4, value_range=(0.0, 1.0))
+SPEC = RecordSpec(input_shape=(2, 3, 1), num_classes=4, value_range=(0.0, 1.0))
 
 
 class ListSource:
   """Records of any shape, one by one, as a source of files would give them."""
 
-  def __init__(self, records, image_shape=None, image_dtype="float32"):
+  def __init__(self, records, input_shape=None, input_dtype="float32"):
     self._records = records
     self.info = SourceInfo(
-      "list", len(records), image_shape, None, (0.0, 1.0), image_dtype=image_dtype
+      "list", len(records), input_shape, None, (0.0, 1.0), input_dtype=input_dtype
     )
 
   def __len__(self):
@@ -53,13 +53,13 @@ def test_padding_and_masks():
   loader = UnitLoader(source, RecordSpec((8, 8, 1), 10, (0.0, 16.0)))
   assert loader.num_units == 1437
   units, mask = loader.load(np.array([5, 0, 1436]), 8)
-  assert units["image"].shape == (8, 1, 8, 8, 1) and units["image"].dtype == np.uint8
+  assert units["inputs"].shape == (8, 1, 8, 8, 1) and units["inputs"].dtype == np.uint8
   assert units["label"].shape == (8, 1) and units["label"].dtype == np.int32
   np.testing.assert_array_equal(mask, [True] * 3 + [False] * 5)
   np.testing.assert_array_equal(units["record_mask"][:, 0], mask)
-  np.testing.assert_array_equal(units["image"][0, 0], source[5]["image"])
+  np.testing.assert_array_equal(units["inputs"][0, 0], source[5]["inputs"])
   assert units["label"][2, 0] == source[1436]["label"]
-  assert not units["image"][3:].any() and not units["label"][3:].any()
+  assert not units["inputs"][3:].any() and not units["label"][3:].any()
   assert loader.bad_records == {}
 
 
@@ -78,24 +78,24 @@ def test_a_label_out_of_range_has_zero_weight():
   np.testing.assert_array_equal(units["record_mask"][:, 0], [True, False, True, False, False])
   np.testing.assert_array_equal(mask, [True] * 4 + [False])  # the unit stays in the batch
   assert units["label"].max() == 3 and units["label"].min() == 0
-  assert not units["image"][[1, 3]].any()
+  assert not units["inputs"][[1, 3]].any()
   assert loader.bad_records == {1: "label 4 is outside 0..3", 3: "label -1 is outside 0..3"}
 
 
 BAD = [
-  ({"image": _image(shape=(3, 3, 1)), "label": 0}, r"shape \(3, 3, 1\), not \(2, 3, 1\)"),
-  ({"image": _image(shape=(2, 3)), "label": 0}, r"shape \(2, 3\)"),
-  ({"image": _image(), "label": 7}, r"label 7 is outside 0\.\.3"),
-  ({"image": _image(), "label": 1.0}, "label must be one integer"),
-  ({"image": _image(), "label": np.array([1])}, "label must be one integer"),
-  ({"image": np.full((2, 3, 1), "a"), "label": 1}, "dtype"),
+  ({"inputs": _image(shape=(3, 3, 1)), "label": 0}, r"shape \(3, 3, 1\), not \(2, 3, 1\)"),
+  ({"inputs": _image(shape=(2, 3)), "label": 0}, r"shape \(2, 3\)"),
+  ({"inputs": _image(), "label": 7}, r"label 7 is outside 0\.\.3"),
+  ({"inputs": _image(), "label": 1.0}, "label must be one integer"),
+  ({"inputs": _image(), "label": np.array([1])}, "label must be one integer"),
+  ({"inputs": np.full((2, 3, 1), "a"), "label": 1}, "dtype"),
   (RecordError("cannot be decoded: EOFError"), "cannot be decoded"),
 ]
 
 
 @pytest.mark.parametrize(("bad", "message"), BAD)
 def test_one_bad_record(bad, message):
-  source = ListSource([{"image": _image(), "label": 2}, bad, {"image": _image(0.5), "label": 3}])
+  source = ListSource([{"inputs": _image(), "label": 2}, bad, {"inputs": _image(0.5), "label": 3}])
   loader = UnitLoader(source, SPEC)
   units, mask = loader.load(np.array([0, 1, 2]), 3)
   np.testing.assert_array_equal(units["record_mask"][:, 0], [True, False, True])
@@ -112,12 +112,12 @@ def test_one_bad_record(bad, message):
 
 def test_values_that_are_not_finite_are_left_alone():
   wide = np.array([np.nan, np.inf, -np.inf, 1e300, 0, 5], np.float64).reshape(2, 3, 1)
-  source = ListSource([{"image": wide, "label": 0}])
+  source = ListSource([{"inputs": wide, "label": 0}])
   check_records(source, SPEC)
   units, _ = UnitLoader(source, SPEC).load(np.array([0]), 1)
-  assert units["image"].dtype == np.float32 and units["record_mask"].all()
+  assert units["inputs"].dtype == np.float32 and units["record_mask"].all()
   expected = [np.nan, np.inf, -np.inf, np.inf, 0, 5]
-  np.testing.assert_array_equal(units["image"].ravel(), expected)
+  np.testing.assert_array_equal(units["inputs"].ravel(), expected)
 
 
 def test_check_records_names_the_first_of_several_in_a_later_chunk():
@@ -137,13 +137,13 @@ def test_units_of_several_records():
   assert loader.num_units == 3 and loader.max_records_per_unit == 2
   # Units are numbered by their ids, so "a" is the first though "b" occurs before it.
   units, mask = loader.load(np.array([2, 1, 0]), 4)
-  assert units["image"].shape == (4, 2, 2, 3, 1)
+  assert units["inputs"].shape == (4, 2, 2, 3, 1)
   np.testing.assert_array_equal(units["label"], [[0, 0], [0, 2], [1, 0], [0, 0]])
   np.testing.assert_array_equal(
     units["record_mask"], [[True, False], [True, True], [True, False], [False, False]]
   )
   np.testing.assert_array_equal(mask, [True, True, True, False])
-  assert units["image"][1, 1, 0, 0, 0] == 2 * 6  # the third record
+  assert units["inputs"][1, 1, 0, 0, 0] == 2 * 6  # the third record
   # Other units' records in between do not change which two are kept.
   moved = UnitLoader(
     _array_source([0, 2, 3]), SPEC, max_records_per_unit=2, unit_ids=["b", "b", "b"]
@@ -176,7 +176,7 @@ def test_what_contradicts_the_declaration_is_refused_at_once():
     ((2, 3, 1), 0, (0.0, 1.0)),
     ((2, 3, 1), 4, (1.0, 1.0)),
   ):
-    with pytest.raises(ValueError, match=r"image_shape|num_classes|value_range"):
+    with pytest.raises(ValueError, match=r"input_shape|num_classes|value_range"):
       RecordSpec(shape, classes, values)
 
 

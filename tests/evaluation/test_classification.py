@@ -24,7 +24,7 @@ def test_equal_to_scikit_learn_for_any_batch_size(predictions, size):
   probabilities, labels = predictions
   # The "image" is the index of the record, so that predictions can be looked up.
   images = np.arange(101, dtype=np.float32).reshape(-1, 1, 1, 1)
-  info = SourceInfo("indices", 101, (1, 1, 1), CLASSES, (0, 101), image_dtype="float32")
+  info = SourceInfo("indices", 101, (1, 1, 1), CLASSES, (0, 101), input_dtype="float32")
   loader = UnitLoader(
     ArraySource(info, images, labels), RecordSpec((1, 1, 1), CLASSES, (0.0, 101.0))
   )

@@ -34,7 +34,7 @@ class Linear:
   def loss(self, frozen, params, unit, key):
     del frozen, key
     # The label stands for the unit's number; the gradient in "b" is zero but for rounding.
-    is_first = jnp.all(unit["image"] == 0) & (unit["label"][0] == 0)
+    is_first = jnp.all(unit["inputs"] == 0) & (unit["label"][0] == 0)
     return params["a"][0] * jnp.where(is_first, self.size, 0.0) + 0.0 * jnp.sum(params["b"])
 
   def made_up_units(self, count, max_records_per_unit):
@@ -52,7 +52,7 @@ class Loader:
   def load(self, indices, size):
     labels = np.zeros((size, 1), np.int32)
     labels[: len(indices), 0] = indices
-    units = {"image": np.zeros((size, 1)), "label": labels, "record_mask": labels >= 0}
+    units = {"inputs": np.zeros((size, 1)), "label": labels, "record_mask": labels >= 0}
     return units, np.arange(size) < len(indices)
 
 

@@ -67,7 +67,7 @@ def test_a_masked_record_inside_a_unit_adds_zero():
 
   def grad_with(filler, label):
     unit = {
-      "image": np.stack([image[0], np.full_like(image[1], filler)]),
+      "inputs": np.stack([image[0], np.full_like(image[1], filler)]),
       "label": np.array([1, label], np.int32),
       "record_mask": mask,
     }

@@ -33,7 +33,7 @@ def members(loader: UnitLoader) -> Members:
 def load(records: Records, units: Sequence[str] | None = NAMES) -> Members:
   labels = np.array([label for _, label in records], np.int64)
   images = np.zeros((len(records), 1, 1, 1), np.float32)
-  info = SourceInfo("made up", len(records), (1, 1, 1), None, (0.0, 1.0), image_dtype="float32")
+  info = SourceInfo("made up", len(records), (1, 1, 1), None, (0.0, 1.0), input_dtype="float32")
   ids = [unit for unit, _ in records]
   loader = UnitLoader(
     ArraySource(info, images, labels), SPEC, max_records_per_unit=K, unit_ids=ids, units=units
@@ -149,7 +149,7 @@ def test_a_unit_that_is_gone_leaves_the_others_in_their_order():
   "two", [("ann", "bob"), ["ann", "bob"], {"ann", "bob"}, np.array([1, 2]), None, float("nan")]
 )
 def test_a_record_of_two_units_or_of_none_is_refused(two):
-  info = SourceInfo("made up", 2, (1, 1, 1), None, (0.0, 1.0), image_dtype="float32")
+  info = SourceInfo("made up", 2, (1, 1, 1), None, (0.0, 1.0), input_dtype="float32")
   source = ArraySource(info, np.zeros((2, 1, 1, 1), np.float32), np.zeros(2, np.int64))
   with pytest.raises(ValueError, match="record 1 has the unit id"):
     UnitLoader(source, SPEC, unit_ids=["ann", two])

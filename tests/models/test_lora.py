@@ -96,7 +96,7 @@ def test_layers_in_lists_and_of_other_models_are_wrapped():
 
 def test_a_vision_transformer_is_wrapped():
   def build():
-    sizes = {"image_shape": (16, 16, 1), "num_classes": 2, "depth": 2, "width": 8, "heads": 2}
+    sizes = {"input_shape": (16, 16, 1), "num_classes": 2, "depth": 2, "width": 8, "heads": 2}
     model = vit.build("ti16", **sizes, rngs=rngs())
     add_lora(model, re.compile("mlp").search, rank=1, alpha=1, rngs=rngs())
     return model

@@ -120,7 +120,7 @@ def test_a_model_that_cannot_be_built_is_refused():
     ({"sizes": {"widths": (5,), "strides": (1,), "groups": 2}}, "divisible by groups=2"),
   ]:
     fields = {"name": "convnet", "sizes": SPEC.sizes, **changes}
-    spec = ModelSpec(**fields, image_shape=(5, 5, 1), num_classes=3, value_range=(0.0, 1.0))
+    spec = ModelSpec(**fields, input_shape=(5, 5, 1), num_classes=3, value_range=(0.0, 1.0))
     with pytest.raises(ValueError, match=named):
       spec.build(0)
   with pytest.raises(ValueError, match="not a model description"):

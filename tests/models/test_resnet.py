@@ -20,7 +20,7 @@ from dp_jax.models import resnet
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.resnet import Block, ResNet
 
-TINY = {"image_shape": (8, 8, 3), "num_classes": 3, "width": 4, "groups": 1, "stem": "3x3"}
+TINY = {"input_shape": (8, 8, 3), "num_classes": 3, "width": 4, "groups": 1, "stem": "3x3"}
 
 
 @pytest.mark.parametrize(("depth", "preactivation", "count"), [
@@ -37,7 +37,7 @@ def test_parameter_counts_are_the_published_ones(depth, preactivation, count):
 def test_shapes_and_compute_dtype(preactivation):
   def build(dtype):
     return ResNet(
-      image_shape=(32, 32, 3), num_classes=10, width=16, groups=16, stem="3x3",
+      input_shape=(32, 32, 3), num_classes=10, width=16, groups=16, stem="3x3",
       preactivation=preactivation, dtype=dtype, rngs=rngs(),
     )  # fmt: skip
 
@@ -94,7 +94,7 @@ def test_sizes_that_do_not_fit_are_refused():
 
 def test_it_is_built_by_name():
   sizes = {key: TINY[key] for key in ("width", "groups", "stem")}
-  spec = ModelSpec("resnet", sizes, TINY["image_shape"], 3, (0.0, 1.0))
+  spec = ModelSpec("resnet", sizes, TINY["input_shape"], 3, (0.0, 1.0))
   again = ModelSpec.from_json(spec.to_json())
   expected = num_parameters(lambda: ResNet(**TINY, rngs=rngs()))
   assert num_parameters(lambda: again.build(0)) == expected

@@ -18,7 +18,7 @@ from tracing import (
 from dp_jax.models import vit
 from dp_jax.models.build import ModelSpec
 
-TINY = {"image_shape": (32, 16, 3), "num_classes": 3, "depth": 1, "width": 8, "heads": 2}
+TINY = {"input_shape": (32, 16, 3), "num_classes": 3, "depth": 1, "width": 8, "heads": 2}
 
 
 @pytest.mark.parametrize(("size", "count"), [
@@ -57,7 +57,7 @@ def test_patches_are_told_apart_by_their_positions_alone():
 def test_sizes_that_do_not_fit_are_refused():
   for size, changes, named in [
     ("l14", {}, "l14.*ti16, s16, b16"),
-    ("ti16", {"image_shape": (30, 32, 3)}, "divisible by patch=16"),
+    ("ti16", {"input_shape": (30, 32, 3)}, "divisible by patch=16"),
     ("ti16", {"heads": 3}, "divisible by heads=3"),
   ]:
     with pytest.raises(ValueError, match=named):

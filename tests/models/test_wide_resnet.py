@@ -17,9 +17,9 @@ from tracing import (
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.wide_resnet import StandardisedConv, WideResNet
 
-CIFAR = {"image_shape": (32, 32, 3), "num_classes": 10}
+CIFAR = {"input_shape": (32, 32, 3), "num_classes": 10}
 TINY = {
-  "image_shape": (8, 8, 3), "num_classes": 3, "depth": 10, "width": 1, "groups": 1,
+  "input_shape": (8, 8, 3), "num_classes": 3, "depth": 10, "width": 1, "groups": 1,
 }  # fmt: skip
 
 

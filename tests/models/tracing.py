@@ -13,7 +13,7 @@ from dp_jax.models.inspect import check_per_unit
 
 # Compiling takes longer than running at these sizes.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-IMAGENET = {"image_shape": (224, 224, 3), "num_classes": 1000}
+IMAGENET = {"input_shape": (224, 224, 3), "num_classes": 1000}
 
 
 def rngs():

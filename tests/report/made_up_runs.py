@@ -24,7 +24,7 @@ _COMMON: dict[str, Any] = {
   "total_parameters": 42,
   "declared": "public",
   "public_facts": {
-    "image_shape": [8, 8, 1],
+    "input_shape": [8, 8, 1],
     "class_names": list(CLASS_NAMES),
     "value_range": [0.0, 16.0],
   },
