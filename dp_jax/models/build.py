@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 
 from dp_jax.models import vit
@@ -14,7 +15,8 @@ from dp_jax.models.linear import Linear
 from dp_jax.models.resnet import ResNet
 from dp_jax.models.wide_resnet import WideResNet
 
-# Each takes input_shape, num_classes and rngs, and sizes that JSON can hold.
+# Each takes input_shape, num_classes, dtype (of the computation) and rngs, and sizes that JSON
+# can hold.
 MODELS: dict[str, Callable[..., nnx.Module]] = {
   "convnet": ConvNet,
   "linear": Linear,
@@ -44,18 +46,28 @@ class ModelSpec:
   value_range: tuple[float, float]
   class_names: tuple[str, ...] = ()
 
-  def build(self, seed: int) -> nnx.Module:
-    """A freshly initialised module; `seed` is for initial values only, never for noise.
+  def build(self, seed: int, compute_dtype: str = "float32") -> nnx.Module:
+    """A freshly initialised module.
+
+    Args:
+      seed: for initial values only, never for noise.
+      compute_dtype: "float32" or "bfloat16", of activations; parameters are float32 under both.
 
     Raises:
-      ValueError: if the name is unknown or a size does not fit.
+      ValueError: if the name is unknown, or a size or the shape of the inputs does not fit.
     """
     if self.name not in MODELS:
       raise ValueError(f"model.name={self.name!r} is not one of {', '.join(sorted(MODELS))}.")
+    if self.name != "linear" and len(self.input_shape) != 3:
+      raise ValueError(
+        f"model {self.name!r} takes images (height, width, channels), not inputs of shape"
+        f" {tuple(self.input_shape)}; use model.name=linear."
+      )
     try:
       return MODELS[self.name](
         input_shape=self.input_shape,
         num_classes=self.num_classes,
+        dtype=jnp.dtype(compute_dtype),
         # The generator is named, so that a process with another default draws the same values.
         rngs=nnx.Rngs(jax.random.key(seed, impl="threefry2x32")),
         **self.sizes,

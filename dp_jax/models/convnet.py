@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 
 
 class ConvNet(nnx.Module):
@@ -23,6 +25,7 @@ class ConvNet(nnx.Module):
     widths: Sequence[int] = (32, 64),
     strides: Sequence[int] = (1, 2),
     groups: int = 8,
+    dtype: DTypeLike = jnp.float32,
     rngs: nnx.Rngs,
   ):
     if len(widths) != len(strides):
@@ -35,17 +38,18 @@ class ConvNet(nnx.Module):
     for out, stride in zip(widths, strides, strict=True):
       convs.append(
         nnx.Conv(
-          channels, out, (3, 3), strides=stride, use_bias=False, kernel_init=he_normal, rngs=rngs
+          channels, out, (3, 3), strides=stride, use_bias=False, kernel_init=he_normal, dtype=dtype,
+          rngs=rngs,
         )
-      )
-      norms.append(nnx.GroupNorm(out, num_groups=groups, rngs=rngs))
+      )  # fmt: skip
+      norms.append(nnx.GroupNorm(out, num_groups=groups, dtype=dtype, rngs=rngs))
       channels, height, width = out, -(-height // stride), -(-width // stride)
     self.convs, self.norms = nnx.List(convs), nnx.List(norms)
-    self.head = nnx.Linear(channels * height * width, num_classes, rngs=rngs)
+    self.head = nnx.Linear(channels * height * width, num_classes, dtype=dtype, rngs=rngs)
 
   def __call__(self, images: jax.Array) -> jax.Array:
-    """float[N, H, W, C] -> logits float[N, num_classes]."""
+    """float[N, H, W, C] -> logits float32[N, num_classes]."""
     x = images
     for conv, norm in zip(self.convs, self.norms, strict=True):
       x = nnx.relu(norm(conv(x)))
-    return self.head(x.reshape(x.shape[0], -1))
+    return self.head(x.reshape(x.shape[0], -1)).astype(jnp.float32)

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from dp_jax.gradients.clipping import MEMORY_BUDGET
 from dp_jax.privacy.spec import AccountantName, Adjacency
 
 Declared = Literal["private", "public"]
@@ -131,6 +132,9 @@ class TrainConfig:
       last ones.
     engine: of clipped_grad.
     microbatch_size: units per device call; changes memory and speed, not the result.
+    memory_budget: bytes of per-unit gradients that the ghost engine may keep at a time.
+    compute_dtype: of activations and their gradients, float32 or bfloat16. Parameters, norms, sums
+      and what is released are float32 under both.
   """
 
   steps: int | None = None
@@ -145,6 +149,8 @@ class TrainConfig:
   ema: float = 0.0
   engine: Literal["auto", "vmap", "ghost"] = "auto"
   microbatch_size: int = 128
+  memory_budget: int = MEMORY_BUDGET
+  compute_dtype: Literal["float32", "bfloat16"] = "float32"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -279,6 +285,8 @@ def _check(config: Config) -> None:
     (train.weight_decay >= 0, "train.weight_decay", train.weight_decay, "must not be negative"),
     (train.warmup_steps >= 0, "train.warmup_steps", train.warmup_steps, "must not be negative"),
     (train.microbatch_size >= 1, "train.microbatch_size", train.microbatch_size, positive),
+    (train.memory_budget >= 0, "train.memory_budget", train.memory_budget,
+     "must not be negative"),
     (config.eval.every >= 0, "eval.every", config.eval.every, "must not be negative"),
     (config.eval.microbatch_size >= 1, "eval.microbatch_size", config.eval.microbatch_size,
      positive),

@@ -58,7 +58,9 @@ def _disagreement(run: Run, engine: Engine) -> str | None:
   keys = jax.random.split(jax.random.key(0), _UNITS)
 
   def clipped(name: Engine) -> Any:
-    grad_fn = clipped_grad(loss_fn, run.mechanism.clip_norm, engine=name)
+    grad_fn = clipped_grad(
+      loss_fn, run.mechanism.clip_norm, engine=name, memory_budget=run.config.train.memory_budget
+    )
     lowered = jax.jit(grad_fn).lower(params, units, None, keys)
     return lowered.compile(compiler_options=_QUICK)(params, units, None, keys)
 

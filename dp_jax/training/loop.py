@@ -141,7 +141,7 @@ def run_steps(
 
 def evaluate_state(run: Run, state: TrainState) -> ClassificationSums:
   """Evaluates the moving average on the evaluation split."""
-  predict = jax.jit(run.task.predict)
+  predict = jax.jit(run.released.predict)
   arrays = {**state.average, **run.frozen}
   return evaluate(
     lambda inputs: predict(arrays, inputs),
@@ -171,6 +171,7 @@ def _loop(run: Run, workdir: WorkDir, key: MasterKey) -> Loop:
     ema=run.config.train.ema,
     engine=choose_engine(run),
     clipping=run.config.privacy.clipping,
+    memory_budget=run.config.train.memory_budget,
   )
   here = for_environment(key, environment())
   sampler = run.mechanism.sampler(here, run.loader.num_units)

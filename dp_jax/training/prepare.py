@@ -41,7 +41,8 @@ class Run:
 
   Attributes:
     config: the configuration.
-    task: loss and predictions.
+    task: the loss, computed as train.compute_dtype says.
+    released: the predictions of the released model, computed in float32.
     params, frozen: initial trained parameters, and those that stay.
     loader, eval_loader: units of the training and evaluation splits.
     privacy: the target, or None without privacy.
@@ -57,6 +58,7 @@ class Run:
 
   config: Config
   task: Classification
+  released: Classification
   params: Arrays
   frozen: Arrays
   loader: UnitLoader
@@ -122,12 +124,13 @@ def prepare(config: Config) -> Run:
     check_records(source, record)
     check_records(eval_source, record)
   spec = _model_spec(config.model, record, source)
-  task, params, frozen, weights_digest = _model(config, spec)
+  released, params, frozen, weights_digest = _model(config, spec)
+  task = _in_compute_dtype(released, config)
   privacy, mechanism = make_mechanism(config, loader.num_units)
   divisor = mechanism.expected_batch_size(loader.num_units)
   warnings = _warnings(privacy, mechanism, divisor)
   return Run(
-    config, task, params, frozen, loader, eval_loader, privacy, mechanism,
+    config, task, released, params, frozen, loader, eval_loader, privacy, mechanism,
     _optimizer(config.train, mechanism.steps), divisor, weights_digest,
     _weights_warnings(config), source.fingerprint(),
     _public_facts(spec, assumed), warnings,
@@ -178,6 +181,15 @@ def _model(config: Config, spec: ModelSpec) -> tuple[Classification, Arrays, Arr
   task.check(arrays)
   params, frozen = partition(functional, arrays, model.trainable)
   return task, params, frozen, digest
+
+
+def _in_compute_dtype(task: Classification, config: Config) -> Classification:
+  """The same task with a model that computes as train.compute_dtype says."""
+  dtype = config.train.compute_dtype
+  if dtype == "float32":
+    return task
+  model, _ = split(task.spec.build(config.seed, dtype))
+  return dataclasses.replace(task, model=model)
 
 
 def _initialise_head(arrays: Arrays, std: float, seed: int) -> Arrays:

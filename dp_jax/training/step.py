@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 from dp_jax.gradients import compensated as pairs
-from dp_jax.gradients.clipping import clipped_grad
+from dp_jax.gradients.clipping import MEMORY_BUDGET, clipped_grad
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.engines import ClipAux, LossFn
 from dp_jax.gradients.noise import add_noise
@@ -72,6 +72,7 @@ def build_step(
   ema: float,
   engine: Any = "auto",
   clipping: StyleName = "flat",
+  memory_budget: int = MEMORY_BUDGET,
 ) -> StepFunctions:
   """Compiles the two halves of a step, and both in one.
 
@@ -85,6 +86,7 @@ def build_step(
     ema: decay of the moving average.
     engine: of clipped_grad.
     clipping: of clipped_grad.
+    memory_budget: of clipped_grad.
 
   Raises:
     ValueError: if only one of clipping and noise is left out.
@@ -101,7 +103,10 @@ def build_step(
     if clip_norm is None:
       part, aux = _plain_sum(loss_fn, params, units, mask, keys)
     else:
-      grad_fn = clipped_grad(loss_fn, clip_norm, engine=engine, clipping=clipping, compensated=True)
+      grad_fn = clipped_grad(
+        loss_fn, clip_norm, engine=engine, clipping=clipping, compensated=True,
+        memory_budget=memory_budget,
+      )  # fmt: skip
       part, aux = grad_fn(params, units, mask, keys)
     return pairs.add(total, part), aux
 
