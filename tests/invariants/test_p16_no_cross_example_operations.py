@@ -88,7 +88,7 @@ def test_the_trainer_checks_before_step_0(monkeypatch):
 
   monkeypatch.setitem(build.MODELS, "convnet", Normalised)
   config = Config.from_dict({
-    "data": {"source": "digits"}, "train": {"steps": 1},
+    "data": {"source": "digits"}, "train": {"steps": 1}, "model": {"widths": [8, 16]},
     "privacy": {"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 0.1},
   })  # fmt: skip
   with pytest.raises(ValueError, match=r"norms\.0.*BatchNorm"):
