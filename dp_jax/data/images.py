@@ -9,14 +9,12 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from PIL import Image
 
-from dp_jax.data.source import RecordError
-
-ResizePolicy = Literal["centre_crop", "stretch", "none"]
+from dp_jax.data.source import RecordError, ResizePolicy
 
 RESIZE_POLICIES: tuple[str, ...] = get_args(ResizePolicy)
 FORMATS = ("JPEG", "PNG")

@@ -9,11 +9,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 Record = Mapping[str, Any]
+ResizePolicy = Literal["centre_crop", "stretch", "none"]
 
 
 class RecordError(ValueError):
@@ -34,7 +35,8 @@ class SourceInfo:
     num_classes: how many labels the format declares, or None if it declares none.
     value_range: the smallest and largest pixel value that the format allows.
     class_names: one name per label, or empty.
-    input_dtype: "uint8" or "float32", the dtype in which batches are assembled.
+    input_dtype: "uint8", "float16" or "float32", the dtype in which batches are assembled.
+    read_on_demand: records lie in files, and checking all of them before a run takes long.
   """
 
   name: str
@@ -44,6 +46,7 @@ class SourceInfo:
   value_range: tuple[float, float]
   class_names: tuple[str, ...] = ()
   input_dtype: str = "uint8"
+  read_on_demand: bool = False
 
 
 class Source(Protocol):
@@ -162,17 +165,28 @@ def open_source(
   path: str | None = None,
   seed: int = 0,
   num_records: int | None = None,
+  input_shape: tuple[int, ...] | None = None,
+  resize: ResizePolicy = "centre_crop",
+  crop_fraction: float = 1.0,
+  class_names: tuple[str, ...] | None = None,
 ) -> Source:
   """Opens a source by name.
 
   Args:
     name: "digits" (the scans that scikit-learn ships), "rendered_digits" (drawn here, public),
-      "npz" (arrays in files) or "tfds:NAME" (a prepared TensorFlow Datasets data set).
+      "npz" (arrays in files), "npy" (memory-mapped shards), "folder" (images in class folders) or
+      "tfds:NAME" (a prepared TensorFlow Datasets data set).
     split: "train" or "test", or what the tfds data set calls its splits.
-    path: the file or folder of "npz"; the data_dir of "tfds:NAME".
+    path: the file or folder of "npz", the folder of "npy" and "folder"; the data_dir of
+      "tfds:NAME".
     seed: picks the split of "digits" and the drawings of "rendered_digits".
     num_records: how many digits to render (default 20,000); for the other sources, reads only
       the first so many records.
+    input_shape: (height, width, channels) to which encoded images are brought.
+    resize: how, as `dp_jax.data.images.ImageDecoder` says.
+    crop_fraction: of "centre_crop", how much of the height and width is kept.
+    class_names: of "folder", its class folders in the order of their labels; None takes those that
+      are there, sorted.
 
   Returns:
     The source.
@@ -197,12 +211,31 @@ def open_source(
     from dp_jax.data import npz
 
     source = npz.open_npz(path, split)
+  elif name == "npy":
+    from dp_jax.data import npy_shards
+
+    source = npy_shards.NpyShards(path, split)
+  elif name == "folder":
+    from dp_jax.data import folder, images
+
+    decoder = images.ImageDecoder(_image_shape(input_shape), resize, crop_fraction)
+    source = folder.FolderSource(path, split, decoder, class_names=class_names)
   elif name.startswith("tfds:"):
     from dp_jax.data import tfds_source
 
     source = tfds_source.TfdsSource(name.removeprefix("tfds:"), split, data_dir=path)
   else:
     raise ValueError(
-      f"unknown data source {name!r}; use one of digits, rendered_digits, npz, tfds:NAME"
+      f"unknown data source {name!r}; use one of digits, rendered_digits, npz, npy, folder,"
+      " tfds:NAME"
     )
   return source if num_records is None else Head(source, num_records)
+
+
+def _image_shape(shape: tuple[int, ...] | None) -> tuple[int, int, int]:
+  if shape is None or len(shape) != 3:
+    raise ValueError(
+      "encoded images are brought to one public shape: declare data.input_shape as"
+      f" (height, width, channels), for example (224, 224, 3), not {shape}"
+    )
+  return shape[0], shape[1], shape[2]

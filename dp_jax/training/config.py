@@ -8,6 +8,7 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from dp_jax.data.source import ResizePolicy
 from dp_jax.gradients.clipping import MEMORY_BUDGET
 from dp_jax.privacy.spec import AccountantName, Adjacency
 
@@ -19,15 +20,20 @@ class DataConfig:
   """Where the records come from, and what about them is public.
 
   Attributes:
-    source: digits, rendered_digits, npz or tfds:NAME.
+    source: digits, rendered_digits, npz, npy, folder or tfds:NAME.
     path: the file or folder of the source, where it has one.
     train_split, eval_split: names of the splits.
     declared: "private" (nothing un-noised leaves private/) or "public" (a benchmark).
     input_shape, num_classes, value_range: what a well-formed record looks like. Where left out,
       they come from the format of the source and are listed as treated as public.
+    resize: how encoded images are brought to input_shape: centre_crop, stretch or none.
+    crop_fraction: of centre_crop, how much of the height and width is kept.
+    class_names: of a folder source, its class folders in the order of their labels; left out,
+      those of the training split, sorted.
     num_records: cuts the source, or says how many to render.
     seed: picks the split or the drawings of sources that have a choice; never used for privacy.
-    strict: on private data, stop at a malformed record, which reveals that it exists.
+    strict: on private data, stop at a malformed record, which reveals that it exists. Public data
+      is always strict.
     max_records_per_unit: K.
   """
 
@@ -39,6 +45,9 @@ class DataConfig:
   input_shape: tuple[int, ...] | None = None
   num_classes: int | None = None
   value_range: tuple[float, ...] | None = None
+  resize: ResizePolicy = "centre_crop"
+  crop_fraction: float = 1.0
+  class_names: tuple[str, ...] | None = None
   num_records: int | None = None
   seed: int = 0
   strict: bool = False
@@ -293,6 +302,8 @@ def _check(config: Config) -> None:
     (config.checkpoint.every >= 1, "checkpoint.every", config.checkpoint.every, positive),
     (config.checkpoint.keep >= 1, "checkpoint.keep", config.checkpoint.keep, positive),
     (bool(config.data.source), "data.source", config.data.source, "must name a source"),
+    (config.data.class_names is None or config.data.source == "folder", "data.class_names",
+     config.data.class_names, "is for the source folder: others name their classes themselves"),
     (config.data.max_records_per_unit == 1, "data.max_records_per_unit",
      config.data.max_records_per_unit, "must be 1: the units of these sources are records"),
     (config.privacy.unit == "record", "privacy.unit", config.privacy.unit,

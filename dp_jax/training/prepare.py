@@ -109,7 +109,8 @@ def prepare(config: Config) -> Run:
     ValueError: for anything about the configuration that cannot be run or guaranteed.
   """
   data = config.data
-  source, eval_source = (_open(data, name) for name in (data.train_split, data.eval_split))
+  source = open_split(data, data.train_split)
+  eval_source = open_split(data, data.eval_split, class_names=source.info.class_names or None)
   record, assumed = _record_spec(data, source)
   if data.value_range is None and eval_source.info.value_range != record.value_range:
     raise ValueError(
@@ -117,12 +118,14 @@ def prepare(config: Config) -> Run:
       f" {eval_source.info.value_range}: declare data.value_range."
     )
   loader, eval_loader = (
-    UnitLoader(s, record, max_records_per_unit=data.max_records_per_unit, strict=data.strict)
+    UnitLoader(s, record, max_records_per_unit=data.max_records_per_unit, strict=is_strict(data))
     for s in (source, eval_source)
   )
-  if data.declared == "public" or data.strict:
-    check_records(source, record)
-    check_records(eval_source, record)
+  if is_strict(data):
+    # Large ones are checked as they are read.
+    for each in (source, eval_source):
+      if not each.info.read_on_demand:
+        check_records(each, record)
   spec = _model_spec(config.model, record, source)
   released, params, frozen, weights_digest = _model(config, spec)
   task = _in_compute_dtype(released, config)
@@ -137,10 +140,34 @@ def prepare(config: Config) -> Run:
   )  # fmt: skip
 
 
-def _open(data: DataConfig, name: str) -> Source:
+def open_split(
+  data: DataConfig,
+  name: str,
+  *,
+  input_shape: tuple[int, ...] | None = None,
+  class_names: tuple[str, ...] | None = None,
+) -> Source:
+  """Opens a split of the configured data.
+
+  Args:
+    data: where the records are.
+    name: of the split.
+    input_shape: what data.input_shape is by default.
+    class_names: what data.class_names is by default, so that all splits number classes alike.
+
+  Raises:
+    ValueError: if it is not there or malformed.
+  """
   return open_source(
-    data.source, name, path=data.path, seed=data.seed, num_records=data.num_records
-  )
+    data.source, name, path=data.path, seed=data.seed, num_records=data.num_records,
+    input_shape=data.input_shape or input_shape, resize=data.resize,
+    crop_fraction=data.crop_fraction, class_names=data.class_names or class_names,
+  )  # fmt: skip
+
+
+def is_strict(data: DataConfig) -> bool:
+  """Whether a malformed record is an error rather than one of zero weight."""
+  return data.strict or data.declared == "public"
 
 
 def _record_spec(data: DataConfig, source: Source) -> tuple[RecordSpec, list[str]]:

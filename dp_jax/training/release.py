@@ -14,7 +14,6 @@ import jax
 import numpy as np
 from flax import nnx
 
-from dp_jax.data.source import open_source
 from dp_jax.data.units import RecordSpec, UnitLoader
 from dp_jax.evaluation.classification import evaluate, predictions
 from dp_jax.models import weights
@@ -32,7 +31,7 @@ from dp_jax.report.privacy_json import (
 )
 from dp_jax.tasks.classification import Classification
 from dp_jax.training.config import Config
-from dp_jax.training.prepare import Run
+from dp_jax.training.prepare import Run, is_strict, open_split
 from dp_jax.training.step import TrainState
 from dp_jax.training.workdir import WorkDir
 
@@ -226,11 +225,14 @@ def predict_release(path: Path, config: Config, out: Path) -> None:
 def _loader(release: Release, config: Config) -> UnitLoader:
   """Units of one record each, checked against what the model takes."""
   data, spec = config.data, release.spec
-  source = open_source(
-    data.source, data.eval_split, path=data.path, seed=data.seed, num_records=data.num_records
+  source = open_split(
+    data, data.eval_split, input_shape=spec.input_shape, class_names=spec.class_names or None
   )
+  named = source.info.class_names
+  if named and spec.class_names and named != spec.class_names:
+    raise ValueError(f"the classes of {source.info.name} are not those of the model, in its order.")
   record = RecordSpec(spec.input_shape, spec.num_classes, spec.value_range)
-  return UnitLoader(source, record, strict=data.strict or data.declared == "public")
+  return UnitLoader(source, record, strict=is_strict(data))
 
 
 def _replace_bytes(path: Path, content: bytes) -> None:
