@@ -1,6 +1,7 @@
 """The command line: `python -m dp_jax COMMAND`, or `dp-jax COMMAND`.
 
-Exit codes: 0 done, 1 a release that does not verify, 2 bad input (one line on standard error).
+Exit codes: 0 done, or stopped by SIGTERM with a checkpoint to go on from; 1 a release that does not
+verify; 2 bad input, or a file that cannot be written (one line on standard error).
 """
 
 import logging
@@ -13,6 +14,7 @@ from typing import NoReturn
 from absl import flags
 
 from dp_jax.commands import mechanisms, runs
+from dp_jax.training.stopping import Stopped
 
 _TRACEBACK = "DP_JAX_TRACEBACK"
 
@@ -37,6 +39,9 @@ def main(argv: Sequence[str]) -> int:
     return 2
   try:
     return _run(name, rest)
+  except Stopped as stopped:
+    print(stopped, file=sys.stderr)
+    return 0
   except (ValueError, ArithmeticError, OSError) as error:
     if os.environ.get(_TRACEBACK):
       traceback.print_exc()

@@ -141,6 +141,7 @@ class TrainConfig:
       last ones.
     engine: of clipped_grad.
     microbatch_size: units per device call; changes memory and speed, not the result.
+    tensorboard: write event files for TensorBoard, under private/ unless the data is public.
     memory_budget: bytes of per-unit gradients that the ghost engine may keep at a time.
     compute_dtype: of activations and their gradients, float32 or bfloat16. Parameters, norms, sums
       and what is released are float32 under both.
@@ -158,6 +159,7 @@ class TrainConfig:
   ema: float = 0.0
   engine: Literal["auto", "vmap", "ghost"] = "auto"
   microbatch_size: int = 128
+  tensorboard: bool = False
   memory_budget: int = MEMORY_BUDGET
   compute_dtype: Literal["float32", "bfloat16"] = "float32"
 

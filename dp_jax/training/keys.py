@@ -1,7 +1,6 @@
 """JAX keys from the secret master key."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from dp_jax.privacy.keys import MasterKey
@@ -18,7 +17,8 @@ def step_key(master: MasterKey, purpose: str, step: int) -> jax.Array:
     One typed key, a concrete array. Pass it to compiled functions as an argument.
   """
   data = np.frombuffer(master.derive(purpose, step, GENERATOR_KEY_BITS // 8), np.uint32)
-  return jax.random.wrap_key_data(jnp.asarray(data), impl=GENERATOR)
+  # By name: a guard refuses other transfers within a step.
+  return jax.random.wrap_key_data(jax.device_put(data), impl=GENERATOR)
 
 
 def for_environment(master: MasterKey, environment: str) -> MasterKey:

@@ -1,5 +1,6 @@
 """The training loop."""
 
+import contextlib
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -8,21 +9,20 @@ import jax
 import numpy as np
 
 from dp_jax.evaluation.classification import ClassificationSums, evaluate
-from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.engines import ClipAux
 from dp_jax.privacy.keys import MasterKey
-from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.samplers import Sampler
 from dp_jax.training.checkpoint import Checkpoints
 from dp_jax.training.engine_check import choose_engine
+from dp_jax.training.flops import units_per_second_at_peak
+from dp_jax.training.hooks import Hook, PrivateLog, Saving, Shown
 from dp_jax.training.keys import for_environment, step_key
 from dp_jax.training.prepare import Run, environment
 from dp_jax.training.progress import Progress
 from dp_jax.training.step import StepFunctions, TrainState, build_step
+from dp_jax.training.stopping import Stopped, listening
+from dp_jax.training.tensorboard import Board
 from dp_jax.training.workdir import WorkDir, append_line
-
-# How often the progress bar's epsilon is computed anew.
-_EPSILON_POINTS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,42 +31,50 @@ class Loop:
 
   Attributes:
     run: what was prepared.
-    workdir: its folder, held open by the caller.
     key: the master key for this software and hardware.
     sampler: of the mechanism; there is no other source of indices.
     functions: the compiled step.
+    log: takes what the steps saw.
   """
 
   run: Run
-  workdir: WorkDir
   key: MasterKey
   sampler: Sampler
   functions: StepFunctions
+  log: PrivateLog
 
   def step(self, state: TrainState, step: int) -> TrainState:
     """One released step: sample, clip and sum by microbatches, add noise once, update.
 
-    An empty batch is a step like any other: `finish` runs, adds the noise, and counts.
+    An empty batch is a step like any other: `finish` runs, adds the noise, and counts. The device
+    may still be at work when this returns. Whatever goes to it or comes from it is asked for by
+    name: a transfer by accident would stop the host at each step.
     """
-    indices = self.sampler.indices(step)
-    unit_key, noise_key = (step_key(self.key, purpose, step) for purpose in ("unit", "noise"))
-    pieces = self._microbatches(indices)
-    if self._is_one_piece(len(indices)):
-      ((units, mask, ids),) = pieces
-      state, aux = self.functions.whole(
-        state, self.run.frozen, units, mask, ids, unit_key, noise_key
-      )
-      seen = [(aux, mask)]
-    else:
-      total, seen = pairs.zeros_like(state.params), []
-      for units, mask, ids in pieces:
-        total, aux = self.functions.accumulate(
-          state.params, self.run.frozen, total, units, mask, ids, unit_key
+    with jax.transfer_guard("disallow"):
+      indices = self.sampler.indices(step)
+      unit_key, noise_key = (step_key(self.key, purpose, step) for purpose in ("unit", "noise"))
+      pieces = self._microbatches(indices)
+      if self._is_one_piece(len(indices)):
+        ((units, mask, ids),) = pieces
+        state, aux = self.functions.whole(
+          state, self.run.frozen, units, mask, ids, unit_key, noise_key
         )
-        seen.append((aux, mask))
-      state = self.functions.finish(state, total, noise_key)
-    self._log_private(step, len(indices), seen)
+        seen = [(aux, mask)]
+      else:
+        state, seen = self._in_pieces(state, pieces, unit_key, noise_key)
+    self.log.add(step + 1, len(indices), seen)
     return state
+
+  def _in_pieces(
+    self, state: TrainState, pieces: Iterator[Any], unit_key: jax.Array, noise_key: jax.Array
+  ) -> tuple[TrainState, list[tuple[ClipAux, jax.Array]]]:
+    total, seen = self.functions.zeros(state.params), []
+    for units, mask, ids in pieces:
+      total, aux = self.functions.accumulate(
+        state.params, self.run.frozen, total, units, mask, ids, unit_key
+      )
+      seen.append((aux, mask))
+    return self.functions.finish(state, total, noise_key), seen
 
   def _is_one_piece(self, size: int) -> bool:
     """Whether to take the step in one call.
@@ -76,30 +84,15 @@ class Loop:
     most = self.run.config.train.microbatch_size
     return 0 < size <= most and self.run.expected_batch_size <= most
 
-  def _microbatches(self, indices: np.ndarray) -> Iterator[tuple[Any, np.ndarray, np.ndarray]]:
-    """Cuts a batch into padded pieces of one shape: (units, mask, unit ids)."""
+  def _microbatches(self, indices: np.ndarray) -> Iterator[tuple[Any, jax.Array, jax.Array]]:
+    """Cuts a batch into padded pieces of one shape, on the device: (units, mask, unit ids)."""
     size = self.run.config.train.microbatch_size
     for start in range(0, len(indices), size):
       part = indices[start : start + size]
       units, mask = self.run.loader.load(part, size)
       ids = np.zeros(size, np.uint32)
       ids[: len(part)] = part
-      yield units, mask, ids
-
-  def _log_private(self, step: int, size: int, seen: list[tuple[ClipAux, np.ndarray]]) -> None:
-    """Training losses and norms: not covered by the guarantee, so under private/ only."""
-    norms = np.concatenate([np.asarray(aux.norms)[mask] for aux, mask in seen] or [np.zeros(0)])
-    losses = np.concatenate([np.asarray(aux.losses)[mask] for aux, mask in seen] or [np.zeros(0)])
-    clip_norm = self.run.mechanism.clip_norm
-    entry: dict[str, Any] = {"step": step + 1, "units": size}
-    with np.errstate(all="ignore"):  # a warning would tell of a record that is not finite
-      if size and self.run.privacy is not None:
-        if self.run.config.privacy.clipping == "flat":
-          entry["clip_fraction"] = float(np.mean(~(norms <= clip_norm)))
-        entry["norm_median"] = float(np.median(norms))
-      if size:
-        entry["loss"] = float(np.mean(losses, dtype=np.float64))
-    append_line(self.workdir.training_log, entry)
+      yield jax.device_put((units, mask, ids))
 
 
 def run_steps(
@@ -122,21 +115,63 @@ def run_steps(
     key: the master key.
     progress: whether to show progress.
     label: what to call the run there.
+
+  Raises:
+    Stopped: on SIGTERM, once the step under way is saved.
   """
-  steps, every = run.mechanism.steps, run.config.eval.every
-  loop = _loop(run, workdir, key)
-  bar = Progress(steps, int(state.step), run.expected_batch_size, label, enabled=progress)
-  spent = _Spent(run)
-  for step in range(int(state.step), steps):
-    state = loop.step(state, step)
-    bar.update(spent.after(step + 1) if progress else None)
-    if (step + 1) % run.config.checkpoint.every == 0 or step + 1 == steps:
-      checkpoints.save(step + 1, state, key)
-    if every and (step + 1) % every == 0 and step + 1 < steps:
-      log_metrics(run, workdir, step + 1, evaluate_state(run, state).scalars())
-  bar.close()
-  checkpoints.wait()
+  done, steps = int(state.step), run.mechanism.steps
+  with contextlib.ExitStack() as stack:
+    stop = stack.enter_context(listening())
+    board = stack.enter_context(_board(run, workdir, done))
+    loop = _loop(run, workdir, key, board)
+    bar = Progress(
+      steps, done, run.expected_batch_size, label,
+      peak=units_per_second_at_peak(run), enabled=progress,
+    )  # fmt: skip
+    saving = Saving(checkpoints, key, loop.log, run)
+    hooks: tuple[Hook, ...] = (
+      loop.log, Shown(bar, run, board), saving, Evaluation(run, workdir, board)
+    )  # fmt: skip
+    for hook in hooks:
+      stack.callback(hook.close)
+    for step in range(done, steps):
+      state = loop.step(state, step)
+      for hook in hooks:
+        hook.after_step(step + 1, state)
+      if stop.received and step + 1 < steps:
+        saving.save(step + 1, state)
+        checkpoints.wait()
+        raise Stopped(
+          f"asked to stop: step {step + 1} of {steps} is saved; the same command goes on from there"
+        )
+    checkpoints.wait()
   return state
+
+
+class Evaluation:
+  """Evaluates each so many steps; the last step's evaluation is part of completing the run.
+
+  Args:
+    run: what was prepared.
+    workdir: where the results go.
+    board: where they are plotted.
+  """
+
+  def __init__(self, run: Run, workdir: WorkDir, board: Board | None = None):
+    self._run, self._workdir, self._board = run, workdir, board
+
+  def after_step(self, step: int, state: TrainState) -> None:
+    """Evaluates if it is time."""
+    every, steps = self._run.config.eval.every, self._run.mechanism.steps
+    if not every or step % every or step == steps:
+      return
+    metrics = evaluate_state(self._run, state).scalars()
+    log_metrics(self._run, self._workdir, step, metrics)
+    if self._board is not None:
+      self._board.scalars(step, "eval", metrics)
+
+  def close(self) -> None:
+    """Nothing is held."""
 
 
 def evaluate_state(run: Run, state: TrainState) -> ClassificationSums:
@@ -160,7 +195,7 @@ def log_metrics(
   append_line(workdir.metrics_log(data.declared), {**entry, **({"final": True} if final else {})})
 
 
-def _loop(run: Run, workdir: WorkDir, key: MasterKey) -> Loop:
+def _loop(run: Run, workdir: WorkDir, key: MasterKey, board: Board | None = None) -> Loop:
   private = run.privacy is not None
   functions = build_step(
     run.task.loss,
@@ -175,23 +210,18 @@ def _loop(run: Run, workdir: WorkDir, key: MasterKey) -> Loop:
   )
   here = for_environment(key, environment())
   sampler = run.mechanism.sampler(here, run.loader.num_units)
-  return Loop(run, workdir, here, sampler, functions)
+  log = PrivateLog(workdir.training_log, run, board)
+  return Loop(run, here, sampler, functions, log)
 
 
-class _Spent:
-  """Epsilon after so many steps, computed now and then: composing takes longer than a step."""
-
-  def __init__(self, run: Run):
-    self._mechanism: Mechanism | None = run.mechanism if run.privacy else None
-    self._delta = run.privacy.delta if run.privacy else 0.0
-    self._every = max(1, run.mechanism.steps // _EPSILON_POINTS)
-    self._epsilon: float | None = None
-
-  def after(self, step: int) -> float | None:
-    """Rounded up to the next point that is computed, so that it is never too small."""
-    if self._mechanism is None:
-      return None
-    if self._epsilon is None or step % self._every == 1 or self._every == 1:
-      upcoming = min(step + self._every - 1, self._mechanism.steps)
-      self._epsilon = self._mechanism.epsilon(self._delta, upcoming)
-    return self._epsilon
+@contextlib.contextmanager
+def _board(run: Run, workdir: WorkDir, done: int) -> Iterator[Board | None]:
+  """The event files of the run, if it is to have any."""
+  if not run.config.train.tensorboard:
+    yield None
+    return
+  board = Board(workdir.tensorboard(run.config.data.declared), done)
+  try:
+    yield board
+  finally:
+    board.close()

@@ -22,6 +22,7 @@ from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report.privacy_json import delta_warnings
 from dp_jax.tasks.classification import Classification
+from dp_jax.training import tensorboard
 from dp_jax.training.config import Config, DataConfig, ModelConfig, TrainConfig
 from dp_jax.training.target import make_mechanism
 
@@ -108,6 +109,8 @@ def prepare(config: Config) -> Run:
   Raises:
     ValueError: for anything about the configuration that cannot be run or guaranteed.
   """
+  if config.train.tensorboard:
+    tensorboard.check_available()
   data = config.data
   source = open_split(data, data.train_split)
   eval_source = open_split(data, data.eval_split, class_names=source.info.class_names or None)

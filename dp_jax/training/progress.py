@@ -19,6 +19,7 @@ class Progress:
     done: steps that an earlier process did.
     expected_batch_size: the public one.
     label: shown before the bar.
+    peak: units per second that would keep the devices at their peak; None leaves it out.
     enabled: False shows nothing.
     stream: where to write; a bar if it is a terminal, lines otherwise.
   """
@@ -30,14 +31,16 @@ class Progress:
     expected_batch_size: float,
     label: str,
     *,
+    peak: float | None = None,
     enabled: bool = True,
     stream: TextIO | None = None,
   ):
     self._steps, self._done = steps, done
     self._first: int | None = None  # the step that timing counts from
     self._size, self._label = expected_batch_size, label
+    self._peak = peak
     self._stream = stream or sys.stderr
-    self._enabled = enabled
+    self.enabled = enabled
     self._start = self._last_line = time.monotonic()
     self._bar = None
     if enabled and self._stream.isatty():
@@ -51,7 +54,7 @@ class Progress:
     if self._first is None:
       # The first step compiles: its time says nothing about the others.
       self._first, self._start = self._done, time.monotonic()
-    if not self._enabled:
+    if not self.enabled:
       return
     if self._bar is not None:
       self._bar.set_postfix_str(self._facts(epsilon), refresh=False)
@@ -69,12 +72,31 @@ class Progress:
     if self._bar is not None:
       self._bar.close()
 
+  def speed(self) -> dict[str, float]:
+    """Expected `units_per_second`, and `utilisation` of the devices' peak where it is known.
+
+    Empty until two steps are done.
+    """
+    seconds = self._seconds_per_step()
+    if seconds is None:
+      return {}
+    rate = self._size / max(seconds, 1e-9)
+    return {"units_per_second": rate} | (
+      {} if self._peak is None else {"utilisation": rate / self._peak}
+    )
+
+  def _seconds_per_step(self) -> float | None:
+    if self._first is None or self._done == self._first:
+      return None
+    return (time.monotonic() - self._start) / (self._done - self._first)
+
   def _facts(self, epsilon: float | None) -> str:
-    timed = self._done - (self._done if self._first is None else self._first)
     facts = [] if epsilon is None else [f"epsilon {epsilon:.3f}"]
-    if timed:
-      seconds = (time.monotonic() - self._start) / timed
-      facts.append(f"{self._size / max(seconds, 1e-9):.0f} units/s")
-      if self._bar is None:  # a bar shows its own time left
-        facts.append(f"{(self._steps - self._done) * seconds:.0f} s left")
+    speed, seconds = self.speed(), self._seconds_per_step()
+    if "units_per_second" in speed:
+      facts.append(f"{speed['units_per_second']:.0f} units/s")
+    if "utilisation" in speed:
+      facts.append(f"{speed['utilisation']:.1%} of peak")
+    if seconds is not None and self._bar is None:  # a bar shows its own time left
+      facts.append(f"{(self._steps - self._done) * seconds:.0f} s left")
     return ", ".join(facts)

@@ -87,6 +87,7 @@ def train(
 
   Raises:
     ValueError: for anything that cannot be run or guaranteed, before any training.
+    Stopped: on SIGTERM, with a checkpoint from which the same call goes on.
   """
   start = time.monotonic()
   run = prepare(config)

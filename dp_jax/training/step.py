@@ -42,6 +42,7 @@ class StepFunctions(NamedTuple):
   """The two compiled halves of a step, and both in one.
 
   Attributes:
+    zeros: (params) -> total, the sum of no units.
     accumulate: (params, frozen, total, units, mask, unit_ids, key) -> (total, ClipAux). `total`
       is donated. The key is that of the step; each unit's own is folded in from its index, so
       that it does not depend on the microbatch that the unit lands in.
@@ -50,6 +51,7 @@ class StepFunctions(NamedTuple):
       same for a batch of one microbatch; `state` is donated.
   """
 
+  zeros: Callable[[PyTree], Compensated]
   accumulate: Callable[..., tuple[Compensated, ClipAux]]
   finish: Callable[..., TrainState]
   whole: Callable[..., tuple[TrainState, ClipAux]]
@@ -128,6 +130,7 @@ def build_step(
     return finish(state, jax.lax.optimization_barrier(total), noise_key), aux
 
   return StepFunctions(
+    jax.jit(pairs.zeros_like),
     jax.jit(accumulate, donate_argnums=2),
     jax.jit(finish, donate_argnums=0),
     jax.jit(whole, donate_argnums=0),

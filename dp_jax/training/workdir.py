@@ -35,6 +35,10 @@ class WorkDir:
     """Where evaluations are written: beside the report only if the data is declared public."""
     return (self.path if declared == "public" else self.private) / "metrics.jsonl"
 
+  def tensorboard(self, declared: str) -> Path:
+    """Where event files are written: training losses among them, so `private/` on private data."""
+    return (self.path if declared == "public" else self.private) / "tensorboard"
+
   @contextlib.contextmanager
   def open(self, config: Mapping[str, Any]) -> Iterator[None]:
     """Holds the folder for one process, creating it for a run of this configuration.
@@ -92,7 +96,7 @@ class WorkDir:
 
 # Changing these changes neither the mechanism nor the model that a run ends with.
 # (Weights are compared by their hash.)
-FREE_KEYS = ("checkpoint", "eval", "model.weights")
+FREE_KEYS = ("checkpoint", "eval", "model.weights", "train.tensorboard")
 
 
 # Their values depend on private records.

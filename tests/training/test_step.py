@@ -45,7 +45,7 @@ def test_one_call_gives_what_two_give(tmp_path):
   in_one_call = _train(_with(one, accumulate=_not_called, finish=_not_called))
 
   def in_two(state, frozen, units, mask, ids, unit_key, noise_key):
-    zero = loop_module.pairs.zeros_like(state.params)
+    zero = one.functions.zeros(state.params)
     total, aux = one.functions.accumulate(state.params, frozen, zero, units, mask, ids, unit_key)
     return one.functions.finish(state, total, noise_key), aux
 
@@ -68,7 +68,7 @@ def test_the_clipping_of_the_configuration_is_what_runs(tmp_path, clipping):
   state = init_state(loop.run.params, loop.run.optimizer)
   (units, mask, ids), *_ = loop._microbatches(np.arange(8))
   total, aux = loop.functions.accumulate(
-    state.params, loop.run.frozen, loop_module.pairs.zeros_like(state.params), units, mask, ids,
+    state.params, loop.run.frozen, loop.functions.zeros(state.params), units, mask, ids,
     jax.random.key(0),
   )  # fmt: skip
   assert float(np.max(aux.norms)) < 50
