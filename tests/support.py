@@ -41,7 +41,7 @@ def flags_of(config: Config) -> list[str]:
     for key, value in pairs:
       if value is not None:
         name = section if key is None else f"{section}.{key}"
-        text = f"({','.join(map(str, value))},)" if isinstance(value, list) else value
+        text = tuple(value) if isinstance(value, list) else value
         result.append(f"--config.{name}={text}")
   return result
 
@@ -74,9 +74,11 @@ def lines(path: Path) -> list[dict[str, Any]]:
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def write_npz(folder: Path, images: np.ndarray, labels: np.ndarray, *, splits=("train", "test")):
+def write_npz(
+  folder: Path, images: np.ndarray, labels: np.ndarray, *, splits=("train", "test"), **columns
+):
   """Writes the same arrays as each split of an npz source."""
   folder.mkdir(parents=True, exist_ok=True)
   for split in splits:
-    np.savez(folder / f"{split}.npz", image=images, label=labels)
+    np.savez(folder / f"{split}.npz", image=images, label=labels, **columns)
   return folder

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dp_jax.data.images import ImageDecoder
-from dp_jax.data.source import Record, RecordError, SourceInfo
+from dp_jax.data.source import Record, RecordError, SourceInfo, no_column
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
 
@@ -106,6 +106,10 @@ class FolderSource:
       except RecordError as error:
         records.append(error)
     return records
+
+  def column(self, name: str) -> np.ndarray:
+    """A folder has no columns."""
+    raise no_column(self._info, name)
 
   def fingerprint(self) -> str:
     """SHA-256 over names and sizes of the files, and how they are decoded; not over contents.

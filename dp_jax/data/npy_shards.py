@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dp_jax.data.source import SourceInfo
+from dp_jax.data.source import SourceInfo, no_column
 
 MANIFEST = "manifest.json"
 INPUT_DTYPES = ("uint8", "float16", "float32")
@@ -101,9 +101,7 @@ class NpyShards:
       ValueError: if there is none of that name.
     """
     if name not in self._columns:
-      raise ValueError(
-        f"{self._info.name} has no column {name!r}; it has {', '.join(self._columns) or 'none'}"
-      )
+      raise no_column(self._info, name, self._columns)
     return np.concatenate(self._columns[name])
 
   def fingerprint(self) -> str:

@@ -24,7 +24,8 @@ def open_npz(path: str | None, split: str) -> ArraySource:
   Args:
     path: FILE.npz with the arrays train_image, train_label, test_image, test_label (or x_train,
       y_train, x_test, y_test, as in mnist.npz), or a folder with train.npz and test.npz, each
-      with the arrays image and label.
+      with the arrays image and label. Any other array train_NAME, or NAME in a folder, of one
+      value for each record is a column NAME, for units and groups.
     split: "train", "test" or any other for which the file has arrays.
 
   Returns:
@@ -49,6 +50,8 @@ def open_npz(path: str | None, split: str) -> ArraySource:
     raise ValueError(f"no such file: {file} (data.path is {path!r})")
   images, labels = _read_arrays(file, image_keys, label_keys)
   images, labels = _checked(file, images, labels)
+  prefix = "" if location.is_dir() else f"{split}_"
+  columns = _read_columns(file, prefix, {*image_keys, *label_keys}, len(labels))
   info = SourceInfo(
     name=f"{file.name}/{split}",
     num_records=len(labels),
@@ -57,7 +60,7 @@ def open_npz(path: str | None, split: str) -> ArraySource:
     value_range=(0.0, 255.0) if images.dtype == np.uint8 else (0.0, 1.0),
     input_dtype=images.dtype.name,
   )
-  return ArraySource(info, images, labels)
+  return ArraySource(info, images, labels, columns)
 
 
 def _read_arrays(
@@ -81,6 +84,24 @@ def _read_arrays(
       except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(f"{file}: cannot read the array {present[0]!r}: {error}") from error
   return found[0], found[1]
+
+
+def _read_columns(
+  file: pathlib.Path, prefix: str, others: set[str], num_records: int
+) -> dict[str, np.ndarray]:
+  """The arrays that hold one number or string for each record, by name."""
+  columns = {}
+  with np.load(file, allow_pickle=False) as arrays:
+    for key in arrays.files:
+      if key in others or not key.startswith(prefix):
+        continue
+      try:
+        values = arrays[key]
+      except (OSError, EOFError, ValueError, zipfile.BadZipFile):
+        continue  # pickled or damaged: no column, and said so when it is asked for
+      if values.shape == (num_records,) and values.dtype.kind in "USbiuf":
+        columns[key.removeprefix(prefix)] = values
+  return columns
 
 
 def _checked(

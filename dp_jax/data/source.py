@@ -7,7 +7,7 @@ state to save or to keep in step across hosts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -70,20 +70,42 @@ class Source(Protocol):
     cannot be read.
     """
 
+  def column(self, name: str) -> np.ndarray:
+    """What every record says in one column, [num_records] of numbers or strings.
+
+    For units and groups: a patient, a hospital, an age. "" and NaN stand for no value.
+
+    Raises:
+      ValueError: if the source has no such column, naming those that it has.
+    """
+
   def fingerprint(self) -> str:
-    """A hash that changes when the records do."""
+    """A hash that changes when the records do, their columns among them."""
+
+
+def no_column(info: SourceInfo, name: str, columns: Iterable[str] = ()) -> ValueError:
+  """The error of a source that has no column of this name."""
+  there = ", ".join(sorted(columns)) or "none"
+  return ValueError(f"{info.name} has no column {name!r}; its columns: {there}")
 
 
 class ArraySource:
-  """A source that holds all its records in two arrays."""
+  """A source that holds all its records in arrays."""
 
-  def __init__(self, info: SourceInfo, images: np.ndarray, labels: np.ndarray):
+  def __init__(
+    self,
+    info: SourceInfo,
+    images: np.ndarray,
+    labels: np.ndarray,
+    columns: Mapping[str, np.ndarray] | None = None,
+  ):
     """Keeps the arrays, without a copy.
 
     Args:
       info: describes the arrays; `input_shape` and `num_records` must agree with them.
       images: [num_records, H, W, C].
       labels: int64[num_records].
+      columns: further columns by name, [num_records] of numbers or strings.
 
     Raises:
       ValueError: if the arrays do not have these shapes.
@@ -97,6 +119,10 @@ class ArraySource:
     self._info = info
     self._images = images
     self._labels = labels
+    self._columns = dict(columns or {})
+    for name, values in self._columns.items():
+      if values.shape != labels.shape:
+        raise ValueError(f"{info.name}: column {name!r} has shape {values.shape}")
 
   @property
   def info(self) -> SourceInfo:
@@ -115,10 +141,17 @@ class ArraySource:
     """The records at `indices` (int64[n]), stacked."""
     return {"inputs": self._images[indices], "label": self._labels[indices]}
 
+  def column(self, name: str) -> np.ndarray:
+    """One of the further columns."""
+    if name not in self._columns:
+      raise no_column(self._info, name, self._columns)
+    return self._columns[name]
+
   def fingerprint(self) -> str:
-    """SHA-256 over shapes, dtypes and contents of both arrays."""
+    """SHA-256 over shapes, dtypes and contents of all arrays."""
     digest = hashlib.sha256()
-    for array in (self._images, self._labels):
+    columns = [array for _, array in sorted(self._columns.items())]
+    for array in (self._images, self._labels, *columns):
       digest.update(f"{array.shape}{array.dtype.str}".encode())
       digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
@@ -152,6 +185,10 @@ class Head:
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
       raise IndexError(f"records {indices.min()}..{indices.max()} of {len(self)}")
     return self._source.gather(indices)
+
+  def column(self, name: str) -> np.ndarray:
+    """The first values of a column of the other source."""
+    return self._source.column(name)[: len(self)]
 
   def fingerprint(self) -> str:
     """The other source's hash and the number of records kept."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dp_jax.data.source import Record, RecordError, SourceInfo
+from dp_jax.data.source import Record, RecordError, SourceInfo, no_column
 
 
 class TfdsSource:
@@ -101,6 +101,10 @@ class TfdsSource:
       except RecordError as error:
         records.append(error)
     return records
+
+  def column(self, name: str) -> np.ndarray:
+    """Columns are not read from this kind of data set."""
+    raise no_column(self._info, name)
 
   def fingerprint(self) -> str:
     """SHA-256 over name, version, split and the sizes on record; not over the contents."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from dp_jax.data.source import Record, RecordError, Source
+from dp_jax.data.unit_index import Ids, UnitIndex
 
 # How many records `check_records` asks for at once.
 _CHECK_CHUNK = 1024
@@ -70,14 +69,7 @@ class UnitLoader:
   pixels are zeros, while its unit stays in the batch. So neither a crash nor the shape of a batch
   depends on what a record holds.
 
-  What a unit holds moves no other unit. Units are numbered by their ids, in sorted order or in that
-  of `units`, never by where their records stand; and a unit is cut to K by the order of its own
-  records. So a unit may lose, gain or reorder its records, and every other unit keeps its index
-  among the same units and the records that it had. A unit that loses all of them keeps its place
-  only if `units` names it: that is the blank unit of zero_out, under which the list of units is
-  public. Without the list it is gone, N is one less, and the units after it move up by one in the
-  same order, as under add_or_remove_one. All this holds for a source that keeps the records of a
-  unit in an order of their own; one that shuffles all records together lets others decide the cut.
+  `UnitIndex` says how records are grouped and cut.
   """
 
   def __init__(
@@ -87,8 +79,8 @@ class UnitLoader:
     *,
     max_records_per_unit: int = 1,
     strict: bool = False,
-    unit_ids: Sequence[Hashable] | np.ndarray | None = None,
-    units: Sequence[Hashable] | np.ndarray | None = None,
+    unit_ids: Ids | None = None,
+    units: Ids | None = None,
   ):
     """Groups records into units.
 
@@ -97,17 +89,16 @@ class UnitLoader:
       spec: what they must look like.
       max_records_per_unit: K. A unit with more keeps its first K in the order of the source,
         which depends on that unit alone.
-      strict: raise on a malformed record instead of giving it zero weight.
-      unit_ids: [num_records], the one unit that each record belongs to, all numbers or all
-        strings; None makes each record its own unit. A record of two units is refused: whether it
-        goes to one, or to none, has to be decided before, by a rule that does not look at others.
+      strict: raise on a malformed record, or one of no unit, instead of giving it zero weight.
+      unit_ids: [num_records], the unit of each record, as `UnitIndex.from_ids` takes them; None
+        makes each record its own unit.
       units: [num_units], the ids of all units, those without records too, in the order in which
         they are numbered; None numbers the ids that occur, sorted.
 
     Raises:
       ValueError: if K is below 1, `unit_ids` has another length or holds what is no single id,
-        `units` repeats an id or lacks one that occurs, or the source declares a shape, dtype or
-        number of classes that contradicts `spec`.
+        `units` repeats an id, or the source declares a shape, dtype or number of classes that
+        contradicts `spec`; with `strict` also if a record is in no unit.
     """
     info = source.info
     if max_records_per_unit < 1:
@@ -124,17 +115,38 @@ class UnitLoader:
     self._spec = spec
     self._strict = strict
     self._bad_records: dict[int, str] = {}
-    self._members = _members(len(source), unit_ids, units, max_records_per_unit)
+    self._index = _unit_index(len(source), unit_ids, units, max_records_per_unit)
+    self._note(self._index.without_unit)
 
   @property
   def num_units(self) -> int:
     """How many units there are, well-formed or not."""
-    return len(self._members)
+    return len(self._index.members)
 
   @property
   def max_records_per_unit(self) -> int:
     """K, the number of record slots of each unit."""
-    return self._members.shape[1]
+    return self._index.members.shape[1]
+
+  @property
+  def source(self) -> Source:
+    """Where the records come from."""
+    return self._source
+
+  @property
+  def members(self) -> np.ndarray:
+    """int64[num_units, K], the records that each unit uses, filled up with -1."""
+    return self._index.members
+
+  @property
+  def unit_of_records(self) -> np.ndarray:
+    """int64[num_records], the unit of each record, whether used or cut off; -1 for none."""
+    return self._index.unit_of_records
+
+  @property
+  def num_cut(self) -> int:
+    """How many records are not used since their unit has more than K; not public."""
+    return self._index.num_cut
 
   @property
   def bad_records(self) -> dict[int, str]:
@@ -170,7 +182,7 @@ class UnitLoader:
       )
     slots = self.max_records_per_unit
     members = np.full((size, slots), -1, np.int64)
-    members[: len(indices)] = self._members[indices]
+    members[: len(indices)] = self._index.members[indices]
     record_mask = members >= 0
     records = members[record_mask]
     images, labels, problems = _read(self._source, records, self._spec)
@@ -189,64 +201,20 @@ class UnitLoader:
 
   def _note(self, problems: dict[int, str]) -> None:
     """Remembers malformed records, or refuses them."""
-    if self._strict:
+    if problems and self._strict:
       index = min(problems)
       raise ValueError(_complaint(self._source, index, problems[index]))
     self._bad_records.update(problems)
 
 
-def _members(
-  num_records: int,
-  unit_ids: Sequence[Hashable] | np.ndarray | None,
-  units: Sequence[Hashable] | np.ndarray | None,
-  slots: int,
-) -> np.ndarray:
-  """The records of each unit, int64[num_units, slots], filled up with -1."""
+def _unit_index(num_records: int, unit_ids: Ids | None, units: Ids | None, slots: int) -> UnitIndex:
   if unit_ids is None:
     if units is not None:
       raise ValueError("units are given without unit_ids; give both, or neither")
-    members = np.full((num_records, slots), -1, np.int64)
-    members[:, 0] = np.arange(num_records)
-    return members
+    return UnitIndex.of_records(num_records, slots)
   if len(unit_ids) != num_records:
     raise ValueError(f"{len(unit_ids)} unit_ids for {num_records} records")
-  groups: dict[Hashable, list[int]] = {each: [] for each in _declared(units)}
-  for index, unit_id in enumerate(unit_ids):
-    _check_id(unit_id, f"record {index}")
-    if units is not None and unit_id not in groups:
-      raise ValueError(f"record {index} belongs to unit {unit_id!r}, which is not among the units")
-    groups.setdefault(unit_id, []).append(index)
-  members = np.full((len(groups), slots), -1, np.int64)
-  for row, unit_id in zip(members, groups if units is not None else _sorted(groups), strict=True):
-    kept = groups[unit_id][:slots]
-    row[: len(kept)] = kept
-  return members
-
-
-def _declared(units: Sequence[Hashable] | np.ndarray | None) -> list[Hashable]:
-  listed = [] if units is None else list(units)
-  for position, unit_id in enumerate(listed):
-    _check_id(unit_id, f"entry {position} of units")
-  if len(set(listed)) != len(listed):
-    raise ValueError(f"units lists {len(listed)} ids, of which {len(set(listed))} differ")
-  return listed
-
-
-def _check_id(unit_id: object, owner: str) -> None:
-  """Refuses what is no id of one unit: containers (several units), None and NaN (no unit)."""
-  single = isinstance(unit_id, str | bytes | numbers.Real | np.bool_)
-  if not single or unit_id != unit_id:
-    raise ValueError(
-      f"{owner} has the unit id {unit_id!r}; give one number or string: a record that belongs to "
-      "several units, or to none, has to be assigned to one or left out before"
-    )
-
-
-def _sorted(unit_ids: Iterable[Hashable]) -> list[Hashable]:
-  try:
-    return sorted(unit_ids)  # type: ignore[type-var]
-  except TypeError as error:
-    raise ValueError(f"unit_ids mix types that have no order ({error}); use one type") from error
+  return UnitIndex.from_ids(unit_ids, slots, units)
 
 
 def _complaint(source: Source, index: int, problem: str) -> str:

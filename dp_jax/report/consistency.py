@@ -59,6 +59,8 @@ def _copies(mechanism: Mechanism, record: Record) -> Iterator[str]:
   secret = mechanism.adjacency == "add_or_remove_one"
   if public["num_units"] is None and not secret:
     yield f"num_units is missing, but it is public under adjacency {mechanism.adjacency}"
+  if "records_left_out" in public and record["declared"] != "public":
+    yield "records_left_out is stated, but it depends on data that are declared private"
   if public["num_units"] is not None and secret:
     yield "num_units is stated, which breaks the guarantee under adjacency add_or_remove_one"
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dp_jax.report import formatting, statement
+from dp_jax.report import formatting, statement, units
 
 Record = Mapping[str, Any]
 
@@ -124,7 +124,7 @@ def _reading(epsilon: float) -> str:
 
 
 def _unit(record: Record) -> str:
-  unit = statement.unit_name(record)
+  unit = units.unit_name(record)
   limit = record["max_records_per_unit"]
   held = "one record" if limit == 1 else f"up to {formatting.count(limit)} records"
   kind = (
@@ -184,7 +184,7 @@ def _bias(record: Record) -> str:
 
 
 def _threat(record: Record) -> str:
-  unit = statement.unit_name(record)
+  unit = units.unit_name(record)
   known = (
     "The key of this run came from a file: nothing holds against someone who has it. "
     if record["randomness"]["test_key"]
@@ -218,7 +218,7 @@ def _collection(record: Record) -> str:
   limit = record["max_records_per_unit"]
   used = "at most one record" if limit == 1 else f"at most {formatting.count(limit)} records"
   return (
-    f"Training read {used} of each {statement.unit_name(record)}. Differential privacy limits what "
+    f"Training read {used} of each {units.unit_name(record)}. Differential privacy limits what "
     "the release tells, not what was collected; whether less would have done is not for this "
     "record to say."
   )

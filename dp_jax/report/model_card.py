@@ -105,6 +105,7 @@ def _numbers(record: Mapping[str, Any]) -> str:
     ("epsilon" + note, formatting.round_up(record["epsilon"])),
     ("delta", formatting.plain(record["delta"])),
     ("unit", formatting.markdown(record["unit"])),
+    ("records of a unit, at most", formatting.count(record["max_records_per_unit"])),
     ("adjacency", record["adjacency"].replace("_", "-")),
     ("sampling", record["sampling"].replace("_", " ")),
     ("sampling rate", formatting.short(record["sampling_rate"])),

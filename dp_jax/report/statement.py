@@ -12,6 +12,7 @@ from typing import Any
 
 from dp_jax.privacy import tails
 from dp_jax.report import formatting
+from dp_jax.report.units import records_used, unit_item, unit_name
 
 Record = Mapping[str, Any]
 
@@ -97,7 +98,7 @@ def statement_items(record: Record) -> list[tuple[str, str]]:
     ("1. Setting", _setting(record)),
     ("2a. Data accesses covered", _accesses(record)),
     ("2b. Output of the mechanism", _output(record)),
-    ("2c. Unit of privacy", _unit_item(record)),
+    ("2c. Unit of privacy", unit_item(record)),
     ("2d. Adjacency", _NEIGHBOURS_LONG[record["adjacency"]].format(unit=unit_name(record)) + "."),
     ("3a. Accounting", _accounting(record)),
     ("3b. Assumptions of the accounting", _assumptions(record)),
@@ -127,11 +128,6 @@ def sampling_phrase(record: Record) -> str:
     f"sampling {record['sampling']!r} is unknown to the statement; use one of full_batch, "
     "poisson, truncated_poisson, fixed_size, stream"
   )
-
-
-def unit_name(record: Record) -> str:
-  """What is protected, in words, as one printable line."""
-  return formatting.one_line(record["unit"], 60)
 
 
 def _pair(record: Record) -> str:
@@ -164,7 +160,7 @@ def _second_sentence(record: Record) -> str:
   planned = "the one planned step" if steps == 1 else f"all {formatting.count(steps)} planned steps"
   return (
     f"It covers {planned}, {'' if steps == 1 else 'each '}on {sampling_phrase(record)}, with the "
-    f"gradient of each {unit_name(record)} clipped to a norm of "
+    f"gradient of each {unit_name(record)}{records_used(record)} clipped to a norm of "
     f"{formatting.plain(record['clip_norm'])} and Gaussian noise of "
     f"{formatting.short(record['noise_multiplier'])} times that norm added to the sum, accounted "
     f"by {accountant} ({record['accountant_version']}); it does not cover the choice "
@@ -224,25 +220,6 @@ def _output(record: Record) -> str:
     "for every intermediate model and the average of all of them too. "
     f"{formatting.count(parameters['trainable'])} of {formatting.count(parameters['total'])} "
     f"parameters were trained{frozen}."
-  )
-
-
-def _unit_item(record: Record) -> str:
-  limit = record["max_records_per_unit"]
-  num_units = record["treated_as_public"]["num_units"]
-  count = (
-    f"There are {formatting.count(num_units)} units."
-    if num_units is not None
-    else "The number of units is not public."
-  )
-  held = (
-    "one record"
-    if limit == 1
-    else f"at most {formatting.count(limit)} records, whose mean loss is clipped as one"
-  )
-  return (
-    f"One {unit_name(record)}, with {held}. {count} A person with data in several units is "
-    "protected as a group of that size, which is weaker."
   )
 
 

@@ -13,6 +13,8 @@ from dp_jax.gradients.clipping import MEMORY_BUDGET
 from dp_jax.privacy.spec import AccountantName, Adjacency
 
 Declared = Literal["private", "public"]
+# K where units are people and the configuration does not say.
+DEFAULT_RECORDS_PER_UNIT = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,12 @@ class DataConfig:
     seed: picks the split or the drawings of sources that have a choice; never used for privacy.
     strict: on private data, stop at a malformed record, which reveals that it exists. Public data
       is always strict.
-    max_records_per_unit: K.
+    max_records_per_unit: K, the most records of a unit that are used. Left out, it is 1 where each
+      record is its own unit, and DEFAULT_RECORDS_PER_UNIT where privacy.unit names a column.
+    units: a file that lists the ids of all units, one a line, in the order in which they are
+      numbered. It is public. Without it the ids that occur are treated as public.
+    groups: columns whose values are the subgroups of an evaluation.
+    group_bins: for each of data.groups the cut points of its bands; () for values as they are.
   """
 
   source: str = ""
@@ -51,7 +58,10 @@ class DataConfig:
   num_records: int | None = None
   seed: int = 0
   strict: bool = False
-  max_records_per_unit: int = 1
+  max_records_per_unit: int | None = None
+  units: str | None = None
+  groups: tuple[str, ...] | None = None
+  group_bins: tuple[tuple[float, ...], ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,7 +104,8 @@ class PrivacyConfig:
   Attributes:
     enabled: False trains the same thing without clipping, noise or guarantee.
     epsilon, delta: the target.
-    unit: what one guarantee protects: "record".
+    unit: what one guarantee protects: "record", or all records that have the same value in the
+      column of this name ("patient_id").
     adjacency: zero_out, replace_one or add_or_remove_one.
     accountant: auto, pld, rdp or analytic_gaussian.
     sampling: poisson, full_batch, truncated_poisson, fixed_size or stream.
@@ -217,11 +228,18 @@ class Config:
     """Nested dictionaries, with lists for tuples, as they are read back from JSON."""
     return _plain(dataclasses.asdict(self))
 
+  @property
+  def max_records_per_unit(self) -> int:
+    """K: what data.max_records_per_unit says, or its default for the kind of unit."""
+    default = 1 if self.privacy.unit == "record" else DEFAULT_RECORDS_PER_UNIT
+    declared = self.data.max_records_per_unit
+    return default if declared is None else declared
+
 
 def _plain(value: Any) -> Any:
   if isinstance(value, dict):
     return {key: _plain(item) for key, item in value.items()}
-  return list(value) if isinstance(value, tuple) else value
+  return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _build(cls: Any, values: Mapping[str, Any], where: str) -> Any:
@@ -306,10 +324,6 @@ def _check(config: Config) -> None:
     (bool(config.data.source), "data.source", config.data.source, "must name a source"),
     (config.data.class_names is None or config.data.source == "folder", "data.class_names",
      config.data.class_names, "is for the source folder: others name their classes themselves"),
-    (config.data.max_records_per_unit == 1, "data.max_records_per_unit",
-     config.data.max_records_per_unit, "must be 1: the units of these sources are records"),
-    (config.privacy.unit == "record", "privacy.unit", config.privacy.unit,
-     "must be 'record': these sources have no column to group records by"),
     (0 <= config.seed < 2**31, "seed", config.seed, "must be in [0, 2^31)"),
     (0 <= config.data.seed < 2**31, "data.seed", config.data.seed, "must be in [0, 2^31)"),
     *((_at_least_one(value), f"model.{name}", value, positive)
@@ -325,6 +339,27 @@ def _check(config: Config) -> None:
     ((config.model.head_init_std or 0) >= 0, "model.head_init_std", config.model.head_init_std,
      "must not be negative"),
   ]  # fmt: skip
-  for holds, name, value, what in checks:
+  for holds, name, value, what in [*checks, *_unit_checks(config)]:
     if not holds:
       raise ValueError(f"{name}={value!r} {what}.")
+
+
+def _unit_checks(config: Config) -> list[tuple[bool, str, Any, str]]:
+  """How records are grouped into units and subgroups."""
+  data, of_records = config.data, config.privacy.unit == "record"
+  return [
+    (bool(config.privacy.unit), "privacy.unit", config.privacy.unit, "must name a column"),
+    (config.max_records_per_unit >= 1, "data.max_records_per_unit", data.max_records_per_unit,
+     "must be at least 1"),
+    (not of_records or config.max_records_per_unit == 1, "data.max_records_per_unit",
+     data.max_records_per_unit,
+     "must be 1 where each record is its own unit: set privacy.unit to the column of the units"),
+    (not of_records or data.units is None, "data.units", data.units,
+     "lists units, but each record is its own: set privacy.unit to the column of the units"),
+    # Cutting all records together lets a unit decide which records of others are used.
+    (of_records or data.num_records is None, "data.num_records", data.num_records,
+     f"has no place where units are grouped by {config.privacy.unit!r}: whose records are within"
+     " the limit would depend on those of others"),
+    (data.group_bins is None or len(data.group_bins) == len(data.groups or ()), "data.group_bins",
+     data.group_bins, "must have one entry for each of data.groups, () for values as they are"),
+  ]  # fmt: skip

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from dp_jax.data.source import Source, open_source
+from dp_jax.data.source import Source
 from dp_jax.data.units import RecordSpec, UnitLoader, check_records
 from dp_jax.gradients.optimizers import make_optimizer, make_schedule
 from dp_jax.models import weights
@@ -24,6 +24,13 @@ from dp_jax.report.privacy_json import delta_warnings
 from dp_jax.tasks.classification import Classification
 from dp_jax.training import tensorboard
 from dp_jax.training.config import Config, DataConfig, ModelConfig, TrainConfig
+from dp_jax.training.data import (
+  is_strict,
+  open_split,
+  read_groups,
+  training_units,
+  units_digest,
+)
 from dp_jax.training.target import make_mechanism
 
 _PACKAGES = ("dp_jax", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
@@ -53,6 +60,7 @@ class Run:
     weights_digest: sha256 of the weights that the run starts from, or None.
     weights_warnings: what the statement must say of them.
     data_digest: of the records; not public.
+    units_digest: sha256 of the public list of units, or None.
     public_facts: what is treated as public, for the statement.
     warnings: for statement and report.
   """
@@ -71,6 +79,7 @@ class Run:
   weights_digest: str | None
   weights_warnings: tuple[str, ...]
   data_digest: str
+  units_digest: str | None
   public_facts: dict[str, Any]
   warnings: tuple[str, ...]
 
@@ -83,6 +92,7 @@ class Run:
       "expected_batch_size": self.expected_batch_size,
       "data_digest": self.data_digest,
       "weights_digest": self.weights_digest,
+      "units_digest": self.units_digest,
       # Values too: frozen arrays are made anew by each process, and are not in the checkpoint.
       "model_digest": hashlib.sha256(weights.to_bytes(arrays, self.task.spec)).hexdigest(),
       "model_arrays": {name: [str(x.dtype), *x.shape] for name, x in arrays.items()},
@@ -120,10 +130,9 @@ def prepare(config: Config) -> Run:
       f"the splits have different value ranges, {record.value_range} and"
       f" {eval_source.info.value_range}: declare data.value_range."
     )
-  loader, eval_loader = (
-    UnitLoader(s, record, max_records_per_unit=data.max_records_per_unit, strict=is_strict(data))
-    for s in (source, eval_source)
-  )
+  loader = training_units(config, source, record)
+  eval_loader = UnitLoader(eval_source, record, strict=is_strict(data))  # one record each
+  read_groups(data, eval_source)  # so that a column that is missing is an error now
   if is_strict(data):
     # Large ones are checked as they are read.
     for each in (source, eval_source):
@@ -138,39 +147,9 @@ def prepare(config: Config) -> Run:
   return Run(
     config, task, released, params, frozen, loader, eval_loader, privacy, mechanism,
     _optimizer(config.train, mechanism.steps), divisor, weights_digest,
-    _weights_warnings(config), source.fingerprint(),
-    _public_facts(spec, assumed), warnings,
+    _weights_warnings(config), source.fingerprint(), units_digest(data),
+    {**_public_facts(spec, assumed), **_unit_facts(config, loader)}, warnings,
   )  # fmt: skip
-
-
-def open_split(
-  data: DataConfig,
-  name: str,
-  *,
-  input_shape: tuple[int, ...] | None = None,
-  class_names: tuple[str, ...] | None = None,
-) -> Source:
-  """Opens a split of the configured data.
-
-  Args:
-    data: where the records are.
-    name: of the split.
-    input_shape: what data.input_shape is by default.
-    class_names: what data.class_names is by default, so that all splits number classes alike.
-
-  Raises:
-    ValueError: if it is not there or malformed.
-  """
-  return open_source(
-    data.source, name, path=data.path, seed=data.seed, num_records=data.num_records,
-    input_shape=data.input_shape or input_shape, resize=data.resize,
-    crop_fraction=data.crop_fraction, class_names=data.class_names or class_names,
-  )  # fmt: skip
-
-
-def is_strict(data: DataConfig) -> bool:
-  """Whether a malformed record is an error rather than one of zero weight."""
-  return data.strict or data.declared == "public"
 
 
 def _record_spec(data: DataConfig, source: Source) -> tuple[RecordSpec, list[str]]:
@@ -259,6 +238,21 @@ def _public_facts(spec: ModelSpec, assumed: list[str]) -> dict[str, Any]:
     "class_names": list(spec.class_names),
     "taken_from_the_source": assumed,
   }
+
+
+def _unit_facts(config: Config, loader: UnitLoader) -> dict[str, Any]:
+  """What is public about grouping; how many records were cut off is not, on private data."""
+  unit = config.privacy.unit
+  facts: dict[str, Any] = {}
+  if unit == "record":
+    return facts
+  if config.data.units is not None:
+    facts["units"] = f"the values of {unit} on a declared list"
+  elif config.privacy.adjacency != "add_or_remove_one":  # else not even their number is public
+    facts["units"] = f"which values of {unit} occur in the data"
+  if config.data.declared == "public":
+    facts["records_left_out"] = loader.num_cut
+  return facts
 
 
 def _cpu_model() -> str:

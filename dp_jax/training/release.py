@@ -31,7 +31,8 @@ from dp_jax.report.privacy_json import (
 )
 from dp_jax.tasks.classification import Classification
 from dp_jax.training.config import Config
-from dp_jax.training.prepare import Run, is_strict, open_split
+from dp_jax.training.data import is_strict, open_split
+from dp_jax.training.prepare import Run
 from dp_jax.training.step import TrainState
 from dp_jax.training.workdir import WorkDir
 
@@ -159,7 +160,7 @@ def _facts(run: Run, privacy: PrivacySpec, test_key: bool, ledger: Ledger) -> Re
     ledger_entries=ledger.to_list(),
     num_units=run.loader.num_units if public else None,
     expected_batch_size=run.expected_batch_size,
-    max_records_per_unit=config.data.max_records_per_unit,
+    max_records_per_unit=config.max_records_per_unit,
     trainable_parameters=trained,
     total_parameters=trained + sum(x.size for x in run.frozen.values()),
     declared=config.data.declared,

@@ -130,7 +130,7 @@ def test_calibrate_refuses_bad_input(capsys, changes, named):
   ("--config.model.name=linear", "do not fit linear"),
   ("--config.train.compute_dtype=float16", "train.compute_dtype"),
   ("--config.train.memory_budget=-1", "train.memory_budget"),
-  ("--config.privacy.unit=patient_id", "privacy.unit"),
+  ("--config.privacy.unit=patient_id", "grouped by 'patient_id'"),
   ("--config.privacy.cap=5", "privacy.cap"),
   ("--config.train.warmup_steps=100", "warmup_steps"),
   ("--test_key_file=/no/such/key", "/no/such/key"),

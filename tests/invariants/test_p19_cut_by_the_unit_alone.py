@@ -1,18 +1,23 @@
 """P19: a unit with more than K records is cut by a rule that depends on that unit alone.
 
-And a record that belongs to two units is refused. Here one unit is changed in every way that it can
-be: it loses records, or all of them, gains some, or has them elsewhere. All others must keep their
-index and their records, or a step would differ by more than one unit. The broken variants cut by
-what others hold, or number units by where their records happen to stand.
+And a record that belongs to two units is refused, and one of no unit used by none. Here one unit is
+changed in every way that it can be: it loses records, or all of them, gains some, or has them
+elsewhere. All others must keep their index and their records, or a step would differ by more than
+one unit. The broken variants cut by what others hold, or number units by where their records happen
+to stand.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from support import small_config, write_npz
 
 from dp_jax.data import ArraySource, RecordSpec, SourceInfo, UnitLoader
 from dp_jax.privacy import MasterKey, Mechanism, Stream
+from dp_jax.training.prepare import Run, prepare
 
 NAMES = ["ann", "bob", "cat", "dan", "eve"]
 K = 3
@@ -145,11 +150,61 @@ def test_a_unit_that_is_gone_leaves_the_others_in_their_order():
     assert after == before
 
 
-@pytest.mark.parametrize(
-  "two", [("ann", "bob"), ["ann", "bob"], {"ann", "bob"}, np.array([1, 2]), None, float("nan")]
-)
-def test_a_record_of_two_units_or_of_none_is_refused(two):
-  info = SourceInfo("made up", 2, (1, 1, 1), None, (0.0, 1.0), input_dtype="float32")
-  source = ArraySource(info, np.zeros((2, 1, 1, 1), np.float32), np.zeros(2, np.int64))
+@pytest.mark.parametrize("two", [("ann", "bob"), ["ann", "bob"], {"ann", "bob"}, np.array([1, 2])])
+def test_a_record_of_two_units_is_refused(two):
   with pytest.raises(ValueError, match="record 1 has the unit id"):
-    UnitLoader(source, SPEC, unit_ids=["ann", two])
+    UnitLoader(blank_source(2), SPEC, unit_ids=["ann", two])
+
+
+@pytest.mark.parametrize(
+  ("ids", "units"), [(["ann", None, "bob"], None), (["ann", "", "bob"], None),
+                     ([4, np.nan, 7], None), (["ann", "eve", "bob"], ["bob", "ann"])],
+)  # fmt: skip
+def test_a_record_of_no_unit_is_used_by_none(ids, units):
+  """Neither one unit that all of them share, nor one each, which would split a person."""
+  loader = UnitLoader(blank_source(3), SPEC, unit_ids=ids, units=units)
+  assert loader.num_units == 2 and sorted(loader.members.ravel()) == [0, 2]
+  assert loader.unit_of_records[1] == -1 and list(loader.bad_records) == [1]
+  with pytest.raises(ValueError, match=r"record 1 of made up: .* no unit"):
+    UnitLoader(blank_source(3), SPEC, unit_ids=ids, units=units, strict=True)
+
+
+def test_no_change_of_one_unit_moves_another_in_a_run_from_a_config(tmp_path):
+  """The same from `privacy.unit` and a public list, through files and `prepare`."""
+  (tmp_path / "units.txt").write_text("\n".join(NAMES))
+
+  def cut(records: Records) -> Members:
+    return members(run_of(tmp_path, records, units=str(tmp_path / "units.txt")).loader)
+
+  random = np.random.default_rng(11)
+  records = [*draw(random), *((name, 900 + i) for i, name in enumerate(NAMES))]
+  before = cut(records)
+  for unit in ("ann", "cat"):
+    own = NAMES.index(unit)
+    for changed in changes(random, records, unit):
+      after = cut(changed)
+      assert [*before[:own], *before[own + 1 :]] == [*after[:own], *after[own + 1 :]]
+
+
+def test_a_cut_of_all_records_together_is_refused(tmp_path):
+  """data.num_records would be `by_what_is_left`."""
+  with pytest.raises(ValueError, match=r"data\.num_records=5 has no place where units are grouped"):
+    run_of(tmp_path, [(name, i) for i, name in enumerate(NAMES)], num_records=5)
+
+
+def run_of(folder: Path, records: Records, **data: Any) -> Run:
+  """What `prepare` makes of these records in a file, with persons as units."""
+  images = np.zeros((len(records), 1, 1, 1), np.float32)
+  labels = np.array([label for _, label in records])
+  write_npz(folder, images, labels, person=np.array([unit for unit, _ in records]))
+  config = small_config(
+    data={"source": "npz", "path": str(folder), "num_classes": 1000, "max_records_per_unit": K,
+          **data},
+    model={"name": "linear"}, privacy__unit="person",
+  )  # fmt: skip
+  return prepare(config)
+
+
+def blank_source(count: int) -> ArraySource:
+  info = SourceInfo("made up", count, (1, 1, 1), None, (0.0, 1.0), input_dtype="float32")
+  return ArraySource(info, np.zeros((count, 1, 1, 1), np.float32), np.zeros(count, np.int64))
