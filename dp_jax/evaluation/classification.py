@@ -7,6 +7,9 @@ from typing import Any
 import numpy as np
 
 CALIBRATION_BINS = 15
+TOP_K = 5
+# Real numbers are summed as whole multiples of this, so that the order of records is no matter.
+GRID = 2.0**-32
 
 # (inputs [n, *input_shape]) -> probabilities float32[n, num_classes]
 Predict = Callable[[np.ndarray], Any]
@@ -18,22 +21,24 @@ class ClassificationSums:
 
   Attributes:
     confusion: int64[num_classes, num_classes], rows are the true classes.
-    loss_sum: the summed cross-entropy, in nats.
-    bin_counts, bin_confidences, bin_correct: [CALIBRATION_BINS], by confidence of the prediction.
+    top_k_correct: records whose class is among the TOP_K most probable.
+    loss_units: the summed cross-entropy, in nats, in multiples of 2^-32.
+    bin_counts, bin_correct: int64[CALIBRATION_BINS], by confidence of the prediction.
+    bin_confidence_units: int64[CALIBRATION_BINS], summed confidences in multiples of 2^-32.
   """
 
   confusion: np.ndarray
-  loss_sum: float
+  top_k_correct: int
+  loss_units: int
   bin_counts: np.ndarray
-  bin_confidences: np.ndarray
+  bin_confidence_units: np.ndarray
   bin_correct: np.ndarray
 
   @classmethod
   def zeros(cls, num_classes: int) -> "ClassificationSums":
     """Sums over no record."""
-    bins = np.zeros(CALIBRATION_BINS)
     confusion = np.zeros((num_classes, num_classes), np.int64)
-    return cls(confusion, 0.0, bins.astype(np.int64), bins.copy(), bins.astype(np.int64))
+    return cls(confusion, 0, 0, *(np.zeros(CALIBRATION_BINS, np.int64) for _ in range(3)))
 
   def add(self, probabilities: np.ndarray, labels: np.ndarray, mask: np.ndarray) -> None:
     """Adds records.
@@ -54,33 +59,42 @@ class ClassificationSums:
     predicted[failed] = (labels[failed] + 1) % len(self.confusion)
     np.add.at(self.confusion, (labels, predicted), 1)
     chosen = probabilities[np.arange(labels.size), labels]
-    self.loss_sum -= float(np.log(np.maximum(chosen, np.finfo(np.float32).tiny)).sum())
+    self.top_k_correct += int((in_top_k(probabilities, labels) & ~failed).sum())
+    self.loss_units += int(in_units(cross_entropy(chosen)).sum())
     confidence = probabilities.max(axis=1)
     bins = np.minimum((confidence * CALIBRATION_BINS).astype(int), CALIBRATION_BINS - 1)
     np.add.at(self.bin_counts, bins, 1)
-    np.add.at(self.bin_confidences, bins, confidence)
+    np.add.at(self.bin_confidence_units, bins, in_units(confidence))
     np.add.at(self.bin_correct, bins, predicted == labels)
 
   def scalars(self) -> dict[str, float | None]:
-    """`accuracy` (a fraction), `loss` (mean cross-entropy, nats), `calibration_error` (ECE).
+    """Fractions but for the loss, the mean cross-entropy in nats.
 
-    They are None where no record was added: an error would tell something of private records.
+    `accuracy`, `loss`, `calibration_error` (ECE), and with more than TOP_K classes
+    `top_5_accuracy`. They are None where no record was added: an error would tell something of
+    private records.
     """
     count = int(self.confusion.sum())
-    if count == 0:
-      return {"accuracy": None, "loss": None, "calibration_error": None}
-    gaps = np.abs(self.bin_correct - self.bin_confidences)
-    return {
-      "accuracy": float(np.trace(self.confusion) / count),
-      "loss": self.loss_sum / count,
-      "calibration_error": float(gaps.sum() / count),
+    gaps = np.abs(self.bin_correct - GRID * self.bin_confidence_units)
+    sums = {
+      "accuracy": np.trace(self.confusion),
+      "loss": GRID * self.loss_units,
+      "calibration_error": gaps.sum(),
     }
+    if len(self.confusion) > TOP_K:
+      sums[f"top_{TOP_K}_accuracy"] = self.top_k_correct
+    return {name: float(total / count) if count else None for name, total in sums.items()}
 
   def details(self) -> dict[str, Any]:
-    """The scalars, and what tables and plots need: JSON values, None where a class is absent."""
+    """The scalars, and what tables and plots need: JSON values, None where a class is absent.
+
+    A class that is neither among the labels nor among the predictions has no F1; `macro_f1` is the
+    mean over the others.
+    """
     totals = self.confusion.sum(axis=1)
     used = self.bin_counts > 0
     counts = self.bin_counts[used]
+    f1 = self._f1()
     return {
       **self.scalars(),
       "num_records": int(totals.sum()),
@@ -89,12 +103,41 @@ class ClassificationSums:
         float(hits / total) if total else None
         for hits, total in zip(np.diag(self.confusion), totals, strict=True)
       ],
+      "per_class_f1": [None if np.isnan(value) else float(value) for value in f1],
+      "macro_f1": None if np.isnan(f1).all() else float(np.nanmean(f1)),
       "calibration": {
-        "confidence": (self.bin_confidences[used] / counts).tolist(),
+        "confidence": (GRID * self.bin_confidence_units[used] / counts).tolist(),
         "accuracy": (self.bin_correct[used] / counts).tolist(),
         "count": counts.tolist(),
       },
     }
+
+  def _f1(self) -> np.ndarray:
+    """float[num_classes]: 2 TP / (2 TP + FP + FN), NaN where that is 0 / 0."""
+    both = self.confusion.sum(axis=0) + self.confusion.sum(axis=1)
+    with np.errstate(invalid="ignore"):
+      return 2 * np.diag(self.confusion) / both
+
+
+def cross_entropy(chosen: np.ndarray) -> np.ndarray:
+  """Losses of records from the probability of their class, in nats; at most 87.3."""
+  return -np.log(np.maximum(chosen, np.finfo(np.float32).tiny))
+
+
+def in_top_k(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+  """bool[n]: whether fewer than TOP_K classes come before the label; of equals, the last first.
+
+  That is the order of scikit-learn's `top_k_accuracy_score`.
+  """
+  chosen = probabilities[np.arange(labels.size), labels][:, None]
+  later = np.arange(probabilities.shape[1]) > labels[:, None]
+  before = (probabilities > chosen) | ((probabilities == chosen) & later)
+  return before.sum(axis=1) < TOP_K
+
+
+def in_units(values: np.ndarray) -> np.ndarray:
+  """Values rounded to multiples of GRID, as int64; sums are exact up to 2^31 in all."""
+  return np.rint(values / GRID).astype(np.int64)
 
 
 def evaluate(

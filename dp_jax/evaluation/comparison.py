@@ -1,0 +1,231 @@
+"""Two models on the same people: did the gaps between groups widen?"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from dp_jax.evaluation import bootstrap
+from dp_jax.evaluation.bootstrap import LEVEL, Interval
+from dp_jax.evaluation.fairness import Fairness, Measured, fairness, largest_gap, measure
+from dp_jax.evaluation.predictions import PredictionTable
+from dp_jax.evaluation.record_metrics import METRICS
+
+Verdict = Literal["widened", "narrowed", "no evidence either way"]
+
+
+@dataclass(frozen=True)
+class Change:
+  """One gap in both models.
+
+  Attributes:
+    name: of the group, or of the columns whose largest gap it is.
+    columns, values: what defines the group; no values for a largest gap.
+    first, second: the gap in each model.
+    difference: first less second, on paired resamples.
+    verdict: what the interval of the difference allows to say.
+    sentence: the same for people.
+  """
+
+  name: str
+  columns: tuple[str, ...]
+  values: tuple[str, ...]
+  first: Interval
+  second: Interval
+  difference: Interval
+  verdict: Verdict
+  sentence: str
+
+  def to_dict(self) -> dict[str, Any]:
+    """JSON values; intervals are [value, low, high]."""
+    return {
+      "name": self.name,
+      "group": dict(zip(self.columns, self.values, strict=True)) if self.values else None,
+      "columns": list(self.columns),
+      "first": self.first.to_list(),
+      "second": self.second.to_list(),
+      "difference": self.difference.to_list(),
+      "verdict": self.verdict,
+      "sentence": self.sentence,
+    }
+
+
+@dataclass(frozen=True)
+class Comparison:
+  """One metric of two models on the same units.
+
+  Attributes:
+    metric: its name.
+    labels: what the models are called.
+    first, second: the figures of each.
+    overall: first less second on all records, paired.
+    changes: of the gap of each group to the overall, then of the largest gap of each column.
+  """
+
+  metric: str
+  labels: tuple[str, str]
+  first: Fairness
+  second: Fairness
+  overall: Interval
+  changes: tuple[Change, ...]
+
+  def summary(self) -> str:
+    """What to make of all changes together."""
+    told = [sum(c.verdict == verdict for c in self.changes) for verdict in ("widened", "narrowed")]
+    count = len(self.changes)
+    return (
+      f"Of {count} gaps in {METRICS[self.metric].title}, {told[0]} widened and {told[1]} narrowed;"
+      f" for the others there is no evidence either way. With equal models about"
+      f" {(1 - LEVEL) * count:.1f} of them would seem to have changed."
+    )
+
+  def to_dict(self) -> dict[str, Any]:
+    """JSON values; intervals are [value, low, high]."""
+    return {
+      "metric": self.metric,
+      "labels": list(self.labels),
+      "overall_difference": self.overall.to_list(),
+      "first": self.first.to_dict(),
+      "second": self.second.to_dict(),
+      "changes": [change.to_dict() for change in self.changes],
+      "summary": self.summary(),
+    }
+
+
+def compare_tables(
+  tables: tuple[PredictionTable, PredictionTable],
+  labels: tuple[str, str],
+  columns: Sequence[str],
+  metric: str,
+  *,
+  private: bool,
+  class_names: Sequence[str] = (),
+  resamples: int = bootstrap.RESAMPLES,
+  seed: int = 0,
+) -> Comparison:
+  """Compares the gaps of two models.
+
+  Args:
+    tables: predictions of both, record by record on the same records.
+    labels: what to call the models.
+    columns: the columns that make up groups, each and in combination.
+    metric: of METRICS.
+    private: whether small groups have to be suppressed.
+    class_names: of the classes.
+    resamples: of the bootstrap.
+    seed: of the bootstrap.
+
+  Raises:
+    ValueError: for an unknown column or metric, or tables that cannot be paired.
+  """
+  first, second = measure(
+    tables, columns, metric, private=private, class_names=class_names, resamples=resamples,
+    seed=seed,
+  )  # fmt: skip
+  figures = fairness(first), fairness(second)
+  (overall,) = bootstrap.interval(
+    (first.values - second.values)[:1], (first.samples - second.samples)[:, :1]
+  )
+  if first.status[0] == "suppressed":
+    overall = Interval(*[float("nan")] * 3)
+  changes = [
+    *_group_changes(first, second, figures, labels),
+    *_column_changes(first, second, labels),
+  ]
+  return Comparison(metric, labels, *figures, overall, tuple(changes))
+
+
+def _group_changes(
+  first: Measured, second: Measured, figures: tuple[Fairness, Fairness], labels: tuple[str, str]
+) -> list[Change]:
+  """Of the groups that can be ranked in both models."""
+  (values, samples), (others, other_samples) = first.gaps(), second.gaps()
+  signed = list(bootstrap.interval(values - others, samples - other_samples))
+  sizes = list(
+    bootstrap.interval(np.abs(values) - np.abs(others), np.abs(samples) - np.abs(other_samples))
+  )
+  changes = []
+  for place, (a, b) in enumerate(zip(figures[0].groups, figures[1].groups, strict=True), start=1):
+    if a.status != "shown" or not np.isfinite(signed[place].low):
+      continue
+    verdict = _verdict(a.gap, b.gap, signed[place], sizes[place])
+    sentence = _group_sentence(a.name, (a.gap, b.gap), signed[place], verdict, labels, first.metric)
+    changes.append(
+      Change(a.name, a.columns, a.values, a.gap, b.gap, signed[place], verdict, sentence)
+    )
+  return changes
+
+
+def _column_changes(first: Measured, second: Measured, labels: tuple[str, str]) -> list[Change]:
+  changes = []
+  for i, part in enumerate(first.parts):
+    places = np.intersect1d(first.ranked(i), second.ranked(i))
+    if len(places) < 2:
+      continue
+    (values, samples), (others, other_samples) = (largest_gap(m, places) for m in (first, second))
+    (own,), (other,) = (
+      bootstrap.interval(values, samples),
+      bootstrap.interval(others, other_samples),
+    )
+    (difference,) = bootstrap.interval(values - others, samples - other_samples)
+    verdict = _verdict(own, other, difference, difference)
+    name = f"largest gap by {' and '.join(part.columns)}"
+    sentence = _column_sentence(name, (own, other), difference, verdict, labels, first.metric)
+    changes.append(Change(name, part.columns, (), own, other, difference, verdict, sentence))
+  return changes
+
+
+def _verdict(first: Interval, second: Interval, signed: Interval, size: Interval) -> Verdict:
+  """What may be said of a gap.
+
+  Evidence is an interval of the signed difference without zero. A group that went from one side of
+  the overall to the other has moved, but its gap has changed only if its size has too.
+  """
+  crossed = first.value * second.value < 0
+  if not signed.excludes_zero or (crossed and not size.excludes_zero):
+    return "no evidence either way"
+  return "widened" if abs(first.value) > abs(second.value) else "narrowed"
+
+
+def _group_sentence(
+  name: str, gaps: tuple[Interval, Interval], difference: Interval, verdict: Verdict,
+  labels: tuple[str, str], metric: str,
+) -> str:  # fmt: skip
+  title = METRICS[metric].title
+  places = [
+    f"{amount(abs(gap.value), metric)} {'below' if gap.value < 0 else 'above'} the overall"
+    f" with {label}"
+    for gap, label in zip(gaps, labels, strict=True)
+  ]
+  return (
+    f"{name}: {title} lies {places[0]} and {places[1]}: {_told(verdict)}"
+    f" ({_difference_text(difference, metric)})."
+  )
+
+
+def _column_sentence(
+  name: str, gaps: tuple[Interval, Interval], difference: Interval, verdict: Verdict,
+  labels: tuple[str, str], metric: str,
+) -> str:  # fmt: skip
+  return (
+    f"{name}: {amount(gaps[0].value, metric)} in {METRICS[metric].title} with {labels[0]} and"
+    f" {amount(gaps[1].value, metric)} with {labels[1]}: {_told(verdict)}"
+    f" ({_difference_text(difference, metric)})."
+  )
+
+
+def _told(verdict: Verdict) -> str:
+  return verdict if verdict == "no evidence either way" else f"the gap {verdict}"
+
+
+def _difference_text(difference: Interval, metric: str) -> str:
+  low, high = (amount(x, metric, signed=True) for x in (difference.low, difference.high))
+  return f"difference {amount(difference.value, metric, signed=True)}, 95% interval {low} to {high}"
+
+
+def amount(value: float, metric: str, *, signed: bool = False) -> str:
+  """A difference of a metric as text: points of percentages, else a number."""
+  percent = METRICS[metric].percent
+  number = f"{100 * value if percent else value:{'+' if signed else ''}.{1 if percent else 3}f}"
+  return f"{number} points" if percent else number

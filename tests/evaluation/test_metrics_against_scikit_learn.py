@@ -1,0 +1,147 @@
+"""Every metric equals scikit-learn's on random predictions, padded and sharded over devices."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+from sklearn import metrics
+
+from dp_jax.evaluation.classification import ClassificationSums
+from dp_jax.evaluation.language import TokenSums
+from dp_jax.evaluation.predictions import TableBuilder
+from dp_jax.evaluation.scores import multilabel_metrics, ranking_metrics
+
+COUNT, CLASSES = 203, 7
+
+
+def _softmax(logits):
+  return (np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def predictions():
+  rng = np.random.default_rng(3)
+  # Rounded, so that classes tie for a place among the five.
+  return _softmax(rng.standard_normal((COUNT, CLASSES)).round(1)), rng.integers(0, CLASSES, COUNT)
+
+
+def _batches(probabilities, labels, size, devices):
+  """Padded batches; each comes back from arrays that are spread over devices."""
+  mesh = jax.make_mesh((devices,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+  spread = NamedSharding(mesh, PartitionSpec("data"))
+  for start in range(0, len(labels), size):
+    rows = np.full((size, CLASSES), np.nan, np.float32)
+    own = np.full(size, -3)
+    part = slice(start, start + size)
+    count = len(labels[part])
+    rows[:count], own[:count] = probabilities[part], labels[part]
+    yield np.asarray(jax.device_put(rows, spread)), own, np.arange(size) < count
+
+
+@pytest.mark.parametrize(("size", "devices"), [(8, 1), (16, 8), (64, 4), (256, 8)])
+def test_classification(predictions, size, devices):
+  probabilities, labels = predictions
+  sums = ClassificationSums.zeros(CLASSES)
+  for batch in _batches(probabilities, labels, size, devices):
+    sums.add(*batch)
+  found, predicted = sums.details(), probabilities.argmax(axis=1)
+  assert found["accuracy"] == metrics.accuracy_score(labels, predicted)
+  assert found["top_5_accuracy"] == metrics.top_k_accuracy_score(labels, probabilities, k=5)
+  np.testing.assert_allclose(found["loss"], metrics.log_loss(labels, probabilities), rtol=1e-6)
+  np.testing.assert_allclose(
+    found["per_class_f1"], metrics.f1_score(labels, predicted, average=None)
+  )
+  np.testing.assert_allclose(
+    found["macro_f1"], metrics.f1_score(labels, predicted, average="macro")
+  )
+  recall = metrics.recall_score(labels, predicted, average=None)
+  np.testing.assert_allclose(found["per_class_accuracy"], recall)
+
+
+def test_the_sums_are_the_same_to_the_last_bit_for_any_batches_and_order(predictions):
+  probabilities, labels = predictions
+  every = []
+  for size, devices in [(8, 8), (7, 1), (256, 2)]:
+    sums = ClassificationSums.zeros(CLASSES)
+    for batch in reversed(list(_batches(probabilities, labels, size, devices))):
+      sums.add(*batch)
+    every.append(sums.details())
+  assert every[0] == every[1] == every[2]
+
+
+def test_a_class_without_records_or_predictions_has_no_f1():
+  sums = ClassificationSums.zeros(3)
+  sums.add(np.eye(3)[[0, 1]], np.array([0, 0]), np.ones(2, bool))
+  assert sums.details()["per_class_f1"] == [pytest.approx(2 / 3), 0.0, None]
+  assert sums.details()["macro_f1"] == pytest.approx(1 / 3)
+  assert "top_5_accuracy" not in sums.scalars()
+
+
+def test_two_classes():
+  rng = np.random.default_rng(0)
+  probabilities = _softmax(rng.standard_normal((COUNT, 2)).round(1))  # with ties
+  labels = rng.integers(0, 2, COUNT)
+  builder = TableBuilder(2)
+  for start in range(0, COUNT, 50):
+    rows = np.full((50, 2), np.nan, np.float32)
+    own = np.zeros(50, int)
+    count = len(labels[start : start + 50])
+    rows[:count], own[:count] = probabilities[start : start + 50], labels[start : start + 50]
+    builder.add(np.arange(start, start + 50), rows, own, np.arange(50) < count)
+  found = builder.table().rankings()
+  assert found["auroc"] == metrics.roc_auc_score(labels, probabilities[:, 1])
+  expected = metrics.average_precision_score(labels, probabilities[:, 1])
+  assert found["average_precision"] == expected
+
+
+def test_several_labels():
+  rng = np.random.default_rng(1)
+  scores = rng.random((COUNT, 5)).astype(np.float32).round(2)
+  targets = (rng.random((COUNT, 5)) < [0.5, 0.1, 0.3, 0.05, 0.9]).astype(int)
+  found = multilabel_metrics(scores, targets)
+  for name, metric in [
+    ("auroc", metrics.roc_auc_score), ("average_precision", metrics.average_precision_score),
+  ]:  # fmt: skip
+    np.testing.assert_allclose(found[name], metric(targets, scores, average="macro"), rtol=1e-12)
+    np.testing.assert_allclose(found[f"{name}_micro"], metric(targets, scores, average="micro"))
+    np.testing.assert_allclose(found[f"{name}_per_label"], metric(targets, scores, average=None))
+
+
+def test_labels_that_are_not_known_and_labels_of_one_kind_are_left_out():
+  scores = np.array([[0.1, 0.2], [0.9, 0.3], [0.8, 0.4]], np.float32)
+  targets = np.array([[0, 1], [1, 1], [-1, 1]])
+  found = multilabel_metrics(scores, targets)
+  assert found["auroc_per_label"] == [1.0, None] and found["auroc"] == 1.0
+  assert found["auroc_micro"] == metrics.roc_auc_score([0, 1, 1, 1, 1], [0.1, 0.9, 0.2, 0.3, 0.4])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_score_that_is_not_a_number_ranks_as_wrong_as_it_can(bad):
+  scores, targets = np.array([0.1, 0.9, bad], np.float32), np.array([0, 1, 1])
+  assert ranking_metrics(scores, targets)["auroc"] == 0.5
+  assert ranking_metrics(scores, np.array([0, 1, 0]))["auroc"] == 0.5
+
+
+def test_perplexity():
+  rng = np.random.default_rng(2)
+  logits = rng.standard_normal((4, 30, 11))
+  probabilities = _softmax(logits.reshape(-1, 11))
+  tokens = rng.integers(0, 11, 120)
+  mask = rng.random(120) < 0.7
+  losses = -np.log(probabilities[np.arange(120), tokens].astype(float))
+  expected = metrics.log_loss(tokens[mask], probabilities[mask], labels=range(11))
+  losses[~mask] = np.nan
+  sums, pieces = TokenSums(), TokenSums()
+  sums.add(losses, mask)
+  for i in range(0, 120, 7):
+    pieces.add(losses[i : i + 7], mask[i : i + 7])
+  np.testing.assert_allclose(sums.scalars()["loss"], expected, rtol=1e-6)
+  np.testing.assert_allclose(sums.scalars()["perplexity"], np.exp(expected), rtol=1e-6)
+  assert sums == pieces and sums.tokens == mask.sum()
+  assert set(TokenSums().scalars().values()) == {None}
+
+
+def test_a_loss_that_is_not_a_number_counts_as_a_large_one():
+  sums = TokenSums()
+  sums.add(np.array([np.nan, np.inf]), np.ones(2, bool))
+  assert 80 < sums.scalars()["loss"] < 90
