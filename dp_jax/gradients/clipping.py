@@ -2,11 +2,13 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import AxisType
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
@@ -21,6 +23,14 @@ MicrobatchSize = int | Literal["auto"] | None
 
 MEMORY_BUDGET = 2**30
 
+# Units whose gradients one product may add, in plain float32, before a sum is a pair. The rounding
+# of the result alone, 2^-23 n C between neighbours, is then half of the margin of clipping.
+PLAIN_UNITS = 4096
+# Where neighbours lack a unit, later units move to other products, and each is rounded anew: over a
+# step of S units that adds up to about 2^-25 sqrt(S n) C / 3 (one standard deviation, measured).
+# This S n keeps six of them inside the margin.
+_PLAIN_PRODUCT, _FEWEST_PLAIN = 1.25e8, 32
+
 # Far below, squares of what is clipped leave the range of float32, and far above, its ratios.
 _SMALLEST_CLIP, _LARGEST_CLIP = 1e-12, 1e12
 
@@ -31,7 +41,9 @@ class ClippedGrad:
 
   Formal guarantee: let S be the value of the total. For any units whatever, and any position,
   setting the mask of one unit to False, or replacing the unit by one that is all padding, moves S
-  by at most `clip_norm` in L2; exchanging a unit for another moves it by at most twice that. With
+  by at most `clip_norm` in L2; exchanging a unit for another moves it by at most twice that. So
+  does taking a unit out, which moves later ones to other places, with `microbatch_size` at most
+  `plain_units_under_removal` of the whole step. With
   `compensated=True` this holds for the pair that is returned, the rounding included. A total that
   is collapsed to float32 (the default) adds the rounding of the collapse, at most 2^-23 * B *
   clip_norm between neighbours; above about 10,000 units a step use the pair.
@@ -75,6 +87,7 @@ class ClippedGrad:
       ValueError: if the loss is not one real scalar, or the shapes do not fit.
     """
     units = jax.tree.map(jnp.asarray, units)
+    _check_mesh(params, units)
     size = _num_units(units)
     mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
     if mask.shape != (size,) or mask.dtype != jnp.bool_:
@@ -97,7 +110,10 @@ class ClippedGrad:
       # Traced, it happens once, and a cache would keep what the loss closes over alive.
       choose = _auto_size.__wrapped__ if is_tracing() else _auto_size
       step = choose(self, structure, tuple(jax.eval_shape(lambda: leaves)), size)
-    if step is None or step >= size:
+    step = size if step is None else step
+    if self.engine != "vmap":  # whose sums are pairs from the first addition
+      step = min(step, PLAIN_UNITS)
+    if step >= size:
       return self._clipped_sum(params, units, mask, keys)
     count = -(-size // step)
 
@@ -168,7 +184,8 @@ def clipped_grad(
   Raises:
     ValueError: if clip_norm is not in [1e-12, 1e12], engine or clipping are unknown, shares do
       not sum to 1, or the microbatch size is below 1. When called: if a parameter is not in
-      exactly one clipping group, or one unit does not fit the memory budget.
+      exactly one clipping group, one unit does not fit the memory budget, or an argument lies on a
+      mesh with Explicit axes.
 
   Abadi et al. 2016, arXiv:1607.00133, Algorithm 1.
   """
@@ -200,6 +217,20 @@ def _check_microbatch_size(size: Any) -> None:
   raise ValueError(f"microbatch_size must be at least 1, None or 'auto', got {size!r}.")
 
 
+def plain_units_under_removal(expected_batch_size: float) -> int:
+  """The microbatch size under which the removal of a unit moves a step's sum by at most C.
+
+  Under add_or_remove_one a unit that is removed shifts all later ones, which the ghost engine's
+  plain products then round differently; under zero_out and replace_one every unit stays where it
+  is, and PLAIN_UNITS serves.
+
+  Args:
+    expected_batch_size: of a step, in units.
+  """
+  most = _PLAIN_PRODUCT / max(1.0, expected_batch_size)
+  return int(min(PLAIN_UNITS, max(_FEWEST_PLAIN, 2 ** int(math.log2(max(1.0, most))))))
+
+
 def check_clip_norm(clip_norm: Any) -> None:
   """Refuses a clip norm that float32 does not serve.
 
@@ -228,6 +259,21 @@ def _check_loss(loss_fn: LossFn, params: PyTree, units: PyTree, keys: Any) -> No
       "loss_fn must return the loss of one unit, a real scalar; it returned"
       f" {[f'{x.dtype}{list(x.shape)}' for x in leaves]}. Per-unit losses of a batch are its vmap."
     )
+
+
+def _check_mesh(params: PyTree, units: PyTree) -> None:
+  """Refuses axes under which jax wants the sharding of every operation said in the program."""
+  for name, tree in (("params", params), ("units", units)):
+    for leaf in jax.tree.leaves(tree):
+      sharding = getattr(jax.typeof(leaf), "sharding", None)
+      mesh = getattr(sharding, "mesh", None)
+      if AxisType.Explicit in getattr(mesh, "axis_types", ()):
+        raise ValueError(
+          f"{name} lie on a mesh with Explicit axes ({sharding}), which the vmap over units and"
+          " slices of one unit cannot follow: make the mesh with jax.make_mesh(shape, names,"
+          " axis_types=(AxisType.Auto,) * len(names)); with_sharding_constraint in the loss then"
+          " works."
+        )
 
 
 def _num_units(units: PyTree) -> int:

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from dp_jax.evaluation.classification import ClassificationSums, evaluate
+from dp_jax.gradients.clipping import plain_units_under_removal
 from dp_jax.gradients.engines import ClipAux
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.samplers import Sampler
@@ -207,6 +208,11 @@ def _loop(run: Run, workdir: WorkDir, key: MasterKey, board: Board | None = None
     engine=choose_engine(run),
     clipping=run.config.privacy.clipping,
     memory_budget=run.config.train.memory_budget,
+    plain_units=(
+      plain_units_under_removal(run.expected_batch_size)
+      if run.mechanism.adjacency == "add_or_remove_one"
+      else None
+    ),
   )
   here = for_environment(key, environment())
   sampler = run.mechanism.sampler(here, run.loader.num_units)

@@ -75,6 +75,7 @@ def build_step(
   engine: Any = "auto",
   clipping: StyleName = "flat",
   memory_budget: int = MEMORY_BUDGET,
+  plain_units: int | None = None,
 ) -> StepFunctions:
   """Compiles the two halves of a step, and both in one.
 
@@ -89,6 +90,8 @@ def build_step(
     engine: of clipped_grad.
     clipping: of clipped_grad.
     memory_budget: of clipped_grad.
+    plain_units: the most units that one product may add; None where neighbours keep every unit in
+      its place, else `plain_units_under_removal`.
 
   Raises:
     ValueError: if only one of clipping and noise is left out.
@@ -106,8 +109,8 @@ def build_step(
       part, aux = _plain_sum(loss_fn, params, units, mask, keys)
     else:
       grad_fn = clipped_grad(
-        loss_fn, clip_norm, engine=engine, clipping=clipping, compensated=True,
-        memory_budget=memory_budget,
+        loss_fn, clip_norm, engine=engine, clipping=clipping, microbatch_size=plain_units,
+        compensated=True, memory_budget=memory_budget,
       )  # fmt: skip
       part, aux = grad_fn(params, units, mask, keys)
     return pairs.add(total, part), aux

@@ -9,11 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from support import small_config
 
+from dp_jax.gradients import clipping, engines
 from dp_jax.gradients import compensated as pairs
-from dp_jax.gradients import engines
+from dp_jax.gradients.clipping import plain_units_under_removal
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.styles import ClipRule
+from dp_jax.training import loop
+from dp_jax.training.run import train
 from dp_jax.training.step import build_step
 
 NUM_UNITS, DIM = 1_281_167, 4
@@ -39,10 +43,10 @@ def _linear(frozen, params, unit, key):
   return jnp.dot(params, unit)
 
 
-def _step(engine="vmap"):
+def _step(engine="vmap", plain_units=None):
   return build_step(
     _linear, optax.sgd(1.0), clip_norm=CLIP_NORM, stddev=1.0, expected_batch_size=1.0, ema=0.0,
-    engine=engine,
+    engine=engine, plain_units=plain_units,
   )  # fmt: skip
 
 
@@ -101,13 +105,66 @@ def test_at_either_end_too(position):
   np.testing.assert_allclose(_moved_by_removal(_step(), units, position), CLIPPED, atol=1e-6)
 
 
+# The ghost engine adds some units in plain float32: that rounds, by less than the margin.
+ROUNDED = (0.998 * CLIP_NORM, CLIP_NORM)
+
+
 @pytest.mark.parametrize("engine", ["vmap", "ghost"])
 @pytest.mark.parametrize("pattern", ["aligned", "spread"])
 def test_zeroing_one_of_a_million_units_moves_the_sum_by_at_most_c(pattern, engine):
   step, units = _step(engine), _units(pattern)
-  units[MIDDLE] = CONTENTS["large"]
-  moved = _moved_by_zeroing(step, units, MIDDLE, microbatch=2**12)
-  assert 0.99 * CLIP_NORM < moved <= CLIP_NORM
+  for position in (1, MIDDLE, MIDDLE + 30_000, NUM_UNITS - 2):
+    units[position] = CONTENTS["large"]
+    moved = _moved_by_zeroing(step, units, position)
+    assert ROUNDED[0] < moved <= ROUNDED[1], position
+
+
+@pytest.mark.parametrize("pattern", ["aligned", "spread"])
+def test_removal_under_the_ghost_engine(pattern):
+  """As the trainer builds the step under add_or_remove_one."""
+  step, units = _step("ghost", plain_units_under_removal(NUM_UNITS)), _units(pattern)
+  for position in (1, MIDDLE, NUM_UNITS // 3, 7 * NUM_UNITS // 8):
+    units[position] = CONTENTS["large"]
+    moved = _moved_by_removal(step, units, position)
+    assert ROUNDED[0] < moved <= ROUNDED[1], position
+
+
+@pytest.mark.parametrize("pattern", ["aligned", "spread"])
+def test_products_over_too_many_units_are_caught(pattern, monkeypatch):
+  units = _units(pattern)[: 2**17]
+  monkeypatch.setattr(clipping, "PLAIN_UNITS", 2**17)
+  positions, step = range(1000, 9000, 800), _step("ghost")
+  moved = []
+  for position in positions:
+    changed = units.copy()
+    changed[position] = CONTENTS["large"]
+    moved.append(_moved_by_zeroing(step, changed, position, microbatch=2**17))
+  assert max(moved) > CLIP_NORM
+
+
+def test_removal_with_the_products_of_zeroing_is_caught():
+  units, step = _units("aligned"), _step("ghost")
+  moved = []
+  for position in range(0, NUM_UNITS, NUM_UNITS // 8):
+    changed = units.copy()
+    changed[position] = CONTENTS["large"]
+    moved.append(_moved_by_removal(step, changed, position))
+  assert max(moved) > CLIP_NORM
+
+
+def test_the_trainer_asks_for_small_products_under_removal(tmp_path, monkeypatch):
+  seen = {}
+
+  def spy(*args, **settings):
+    seen[settings["plain_units"]] = settings["expected_batch_size"]
+    return build_step(*args, **settings)
+
+  monkeypatch.setattr(loop, "build_step", spy)
+  declared = {"privacy__sampling_rate": 0.1, "privacy__expected_batch_size": 30.0}
+  for adjacency, more in (("zero_out", {}), ("add_or_remove_one", declared)):
+    config = small_config(privacy__adjacency=adjacency, train__steps=2, **more)
+    train(config, tmp_path / adjacency, progress=False)
+  assert seen == {None: 60.0, plain_units_under_removal(30.0): 30.0}
 
 
 def _plain_float32(monkeypatch):
