@@ -269,7 +269,7 @@ def _check_mesh(params: PyTree, units: PyTree) -> None:
       mesh = getattr(sharding, "mesh", None)
       if AxisType.Explicit in getattr(mesh, "axis_types", ()):
         raise ValueError(
-          f"{name} lie on a mesh with Explicit axes ({sharding}), which the vmap over units and"
+          f"{name} lie on a mesh with Explicit axes {mesh.axis_names}, which vmap over units and"
           " slices of one unit cannot follow: make the mesh with jax.make_mesh(shape, names,"
           " axis_types=(AxisType.Auto,) * len(names)); with_sharding_constraint in the loss then"
           " works."

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import dp_jax
 from dp_jax.gradients.norms import per_unit_norms
@@ -143,3 +144,32 @@ def test_refuses_bad_arguments(problem):
     grad_fn(params, {**units, "x": units["x"][:3]})
   with pytest.raises(ValueError, match="typed key"):
     grad_fn(params, units, None, jax.random.PRNGKey(0))
+
+
+@pytest.mark.parametrize("engine", ["vmap", "ghost"])
+def test_a_sharding_constraint_in_the_loss(engine):
+  """Works on Auto axes; on Explicit ones a clear error says what to change."""
+
+  def loss(params, unit, key):
+    del key
+    hidden = jax.lax.with_sharding_constraint(unit @ params, PartitionSpec("model"))
+    return jnp.sum(jnp.tanh(hidden) ** 2)
+
+  rng = np.random.default_rng(0)
+  params, units = (rng.standard_normal((8, n)).astype(np.float32) for n in (6, 8))
+  expected, _ = dp_jax.clipped_grad(lambda p, u, k: jnp.sum(jnp.tanh(u @ p) ** 2), 1.0)(
+    params, units
+  )
+  for axis_type in (AxisType.Auto, AxisType.Explicit):
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(axis_type,) * 2)
+    with jax.set_mesh(mesh):
+      placed = [
+        jax.device_put(x, NamedSharding(mesh, PartitionSpec(*spec)))
+        for x, spec in ((params, (None, "model")), (units, ("data",)))
+      ]
+      function = jax.jit(dp_jax.clipped_grad(loss, 1.0, engine=engine))
+      if axis_type == AxisType.Explicit:
+        with pytest.raises(ValueError, match=r"Explicit axes .*AxisType\.Auto"):
+          function(*placed)
+      else:
+        np.testing.assert_allclose(function(*placed)[0], expected, rtol=1e-6, atol=1e-6)
