@@ -265,9 +265,8 @@ def _check_mesh(params: PyTree, units: PyTree) -> None:
   """Refuses axes under which jax wants the sharding of every operation said in the program."""
   for name, tree in (("params", params), ("units", units)):
     for leaf in jax.tree.leaves(tree):
-      sharding = getattr(jax.typeof(leaf), "sharding", None)
-      mesh = getattr(sharding, "mesh", None)
-      if AxisType.Explicit in getattr(mesh, "axis_types", ()):
+      mesh = getattr(getattr(jax.typeof(leaf), "sharding", None), "mesh", None)
+      if mesh is not None and AxisType.Explicit in mesh.axis_types:
         raise ValueError(
           f"{name} lie on a mesh with Explicit axes {mesh.axis_names}, which vmap over units and"
           " slices of one unit cannot follow: make the mesh with jax.make_mesh(shape, names,"
