@@ -39,7 +39,7 @@ def test_round_trip(tmp_path, records_per_shard, chunk):
   assert source.gather(np.zeros(0, np.int64))["inputs"].shape == (0, 5)
   np.testing.assert_array_equal(source.column("patient"), PATIENTS)
   assert len(open_source("npy", "test", path=path)) == 6
-  with pytest.raises(ValueError, match="no column 'age'; it has patient"):
+  with pytest.raises(ValueError, match="no column 'age'; its columns: patient"):
     source.column("age")
   with pytest.raises(ValueError, match="no split 'validation'; it has train, test"):
     open_source("npy", "validation", path=path)
