@@ -13,12 +13,18 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from dp_jax.data.table_spec import TableSpec
+
 Record = Mapping[str, Any]
 ResizePolicy = Literal["centre_crop", "stretch", "none"]
 
 
 class RecordError(ValueError):
   """One record cannot be read or decoded; the others may well be fine."""
+
+
+class Unlabelled(RecordError):
+  """A record whose label is to be ignored, by a declared rule: of zero weight, and no mistake."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,7 @@ class SourceInfo:
     class_names: one name per label, or empty.
     input_dtype: "uint8", "float16" or "float32", the dtype in which batches are assembled.
     read_on_demand: records lie in files, and checking all of them before a run takes long.
+    multilabel: a label is float32[num_classes]: 1 for yes, 0 for no, -1 for not known.
   """
 
   name: str
@@ -47,6 +54,7 @@ class SourceInfo:
   class_names: tuple[str, ...] = ()
   input_dtype: str = "uint8"
   read_on_demand: bool = False
+  multilabel: bool = False
 
 
 class Source(Protocol):
@@ -206,15 +214,17 @@ def open_source(
   resize: ResizePolicy = "centre_crop",
   crop_fraction: float = 1.0,
   class_names: tuple[str, ...] | None = None,
+  table: TableSpec | None = None,
 ) -> Source:
   """Opens a source by name.
 
   Args:
     name: "digits" (the scans that scikit-learn ships), "rendered_digits" (drawn here, public),
-      "npz" (arrays in files), "npy" (memory-mapped shards), "folder" (images in class folders) or
-      "tfds:NAME" (a prepared TensorFlow Datasets data set).
+      "npz" (arrays in files), "npy" (memory-mapped shards), "folder" (images in class folders),
+      "csv" (a table of numbers or of image paths) or "tfds:NAME" (a prepared TensorFlow Datasets
+      data set).
     split: "train" or "test", or what the tfds data set calls its splits.
-    path: the file or folder of "npz", the folder of "npy" and "folder"; the data_dir of
+    path: the file or folder of "npz" and "csv", the folder of "npy" and "folder"; the data_dir of
       "tfds:NAME".
     seed: picks the split of "digits" and the drawings of "rendered_digits".
     num_records: how many digits to render (default 20,000); for the other sources, reads only
@@ -224,6 +234,7 @@ def open_source(
     crop_fraction: of "centre_crop", how much of the height and width is kept.
     class_names: of "folder", its class folders in the order of their labels; None takes those that
       are there, sorted.
+    table: how the rows of "csv" become records.
 
   Returns:
     The source.
@@ -257,6 +268,15 @@ def open_source(
 
     decoder = images.ImageDecoder(_image_shape(input_shape), resize, crop_fraction)
     source = folder.FolderSource(path, split, decoder, class_names=class_names)
+  elif name == "csv":
+    from dp_jax.data import csv_source, images
+
+    if table is None:
+      raise ValueError("the source csv needs a TableSpec")
+    image_decoder = None
+    if table.image_column is not None:
+      image_decoder = images.ImageDecoder(_image_shape(input_shape), resize, crop_fraction)
+    source = csv_source.open_csv(path, split, table, image_decoder)
   elif name.startswith("tfds:"):
     from dp_jax.data import tfds_source
 
@@ -264,7 +284,7 @@ def open_source(
   else:
     raise ValueError(
       f"unknown data source {name!r}; use one of digits, rendered_digits, npz, npy, folder,"
-      " tfds:NAME"
+      " csv, tfds:NAME"
     )
   return source if num_records is None else Head(source, num_records)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dp_jax.data.source import Record, RecordError, Source
+from dp_jax.data.source import Record, RecordError, Source, Unlabelled
 from dp_jax.data.unit_index import Ids, UnitIndex
 
 # How many records `check_records` asks for at once.
@@ -22,11 +22,14 @@ class RecordSpec:
     num_classes: labels are 0..num_classes - 1.
     value_range: the pixel values that the model maps to its input range. A value outside it is
       no error (clipping bounds what it can do), and neither is one that is not finite.
+    multilabel: the label is not one integer but a vector of num_classes: 1 for yes, 0 for no, -1
+      for not known.
   """
 
   input_shape: tuple[int, ...]
   num_classes: int
   value_range: tuple[float, float]
+  multilabel: bool = False
 
   def __post_init__(self) -> None:
     """Refuses a spec that no record could meet."""
@@ -38,6 +41,30 @@ class RecordSpec:
       raise ValueError(f"num_classes must be at least 1, not {self.num_classes}")
     if not self.value_range[0] < self.value_range[1]:
       raise ValueError(f"value_range must be (low, high) with low < high, not {self.value_range}")
+
+  def no_labels(self, *shape: int) -> np.ndarray:
+    """Labels of padding: int32[*shape], or float32[*shape, num_classes] if multilabel."""
+    if self.multilabel:
+      return np.zeros((*shape, self.num_classes), np.float32)
+    return np.zeros(shape, np.int32)
+
+  def label_problem(self, label: np.ndarray) -> str | None:
+    """What is wrong with one label, or None."""
+    if self.multilabel:
+      if label.shape != (self.num_classes,) or label.dtype.kind not in "iuf":
+        return f"the label must be {self.num_classes} numbers, not {label.dtype} of {label.shape}"
+      return None if np.isin(label, (0, 1, -1)).all() else "a label is neither 0, 1 nor -1"
+    if label.shape != () or label.dtype.kind not in "ui":
+      return f"the label must be one integer, not {label.dtype} of shape {label.shape}"
+    if not 0 <= label < self.num_classes:
+      return f"label {label} is outside 0..{self.num_classes - 1}"
+    return None
+
+  def good_labels(self, labels: np.ndarray) -> np.ndarray:
+    """bool[n], which of n stacked labels have nothing wrong in their values."""
+    if self.multilabel:
+      return np.asarray(np.isin(labels, (0, 1, -1)).all(axis=1))
+    return np.asarray((labels >= 0) & (labels < self.num_classes))
 
 
 def check_records(source: Source, spec: RecordSpec) -> None:
@@ -55,7 +82,7 @@ def check_records(source: Source, spec: RecordSpec) -> None:
   """
   for start in range(0, len(source), _CHECK_CHUNK):
     indices = np.arange(start, min(start + _CHECK_CHUNK, len(source)))
-    _, _, problems = _read(source, indices, spec)
+    *_, problems = _read(source, indices, spec)
     if problems:
       index = min(problems)
       raise ValueError(_complaint(source, index, problems[index]))
@@ -164,10 +191,10 @@ class UnitLoader:
       size: how many units the returned arrays have.
 
     Returns:
-      The units: "inputs" [size, K, *input_shape] in the dtype that the source declares (uint8 or
-      float32), "label" int32[size, K], "record_mask" bool[size, K]; and mask bool[size], False on
-      padding. Where `record_mask` is False, image and label are zeros. A unit whose records are
-      all masked is in the batch all the same.
+      The units: "inputs" [size, K, *input_shape] in the dtype that the source declares, "label"
+      int32[size, K] (float32[size, K, num_classes] if multilabel), "record_mask" bool[size, K];
+      and mask bool[size], False on padding. Where `record_mask` is False, inputs and label are
+      zeros. A unit whose records are all masked is in the batch all the same.
 
     Raises:
       ValueError: if there are more than `size` indices or one is out of range; with `strict`
@@ -185,13 +212,12 @@ class UnitLoader:
     members[: len(indices)] = self._index.members[indices]
     record_mask = members >= 0
     records = members[record_mask]
-    images, labels, problems = _read(self._source, records, self._spec)
-    if problems:
-      self._note(problems)
-      record_mask[record_mask] = [int(index) not in problems for index in records]
+    images, labels, usable, problems = _read(self._source, records, self._spec)
+    self._note(problems)
+    record_mask[record_mask] = usable
     units = {
       "inputs": np.zeros((size, slots, *self._spec.input_shape), images.dtype),
-      "label": np.zeros((size, slots), np.int32),
+      "label": self._spec.no_labels(size, slots),
       "record_mask": record_mask,
     }
     filled = members >= 0
@@ -223,46 +249,47 @@ def _complaint(source: Source, index: int, problem: str) -> str:
 
 def _read(
   source: Source, indices: np.ndarray, spec: RecordSpec
-) -> tuple[np.ndarray, np.ndarray, dict[int, str]]:
-  """Reads records: images [n, H, W, C], labels int32[n], and what is wrong with which record.
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[int, str]]:
+  """Reads records: inputs [n, *input_shape], labels [n, ...], bool[n] and what is wrong with which.
 
-  A malformed record is all zeros in both arrays.
+  A record that cannot be used is False in the third, and all zeros in the others.
   """
   gathered = source.gather(indices)
   dtype = np.dtype(source.info.input_dtype)
   images = np.zeros((len(indices), *spec.input_shape), dtype)
-  labels = np.zeros(len(indices), np.int32)
+  labels, usable = spec.no_labels(len(indices)), np.ones(len(indices), bool)
   problems: dict[int, str] = {}
   if isinstance(gathered, dict):
-    good = (gathered["label"] >= 0) & (gathered["label"] < spec.num_classes)
-    if gathered["inputs"].shape[1:] != images.shape[1:]:
-      good[:] = False
-    if good.all():
-      return gathered["inputs"].astype(dtype, copy=False), gathered["label"].astype(np.int32), {}
+    alike = gathered["label"].shape == labels.shape and gathered["inputs"].shape == images.shape
+    if alike and spec.good_labels(gathered["label"]).all():
+      return (
+        gathered["inputs"].astype(dtype, copy=False), gathered["label"].astype(labels.dtype),
+        usable, {},
+      )  # fmt: skip
     gathered = [
       {"inputs": image, "label": label}
       for image, label in zip(gathered["inputs"], gathered["label"], strict=True)
     ]
   for row, (index, record) in enumerate(zip(indices, gathered, strict=True)):
     problem = _problem(record, spec, dtype)
-    if problem is None and not isinstance(record, RecordError):
+    usable[row] = problem is None and not isinstance(record, RecordError)
+    if problem is not None:
+      problems[int(index)] = problem
+    elif not isinstance(record, RecordError):
       with np.errstate(over="ignore", invalid="ignore"):  # what does not fit becomes infinite
         images[row] = record["inputs"]
       labels[row] = record["label"]
-    elif problem is not None:
-      problems[int(index)] = problem
-  return images, labels, problems
+  return images, labels, usable, problems
 
 
 def _problem(record: Record | RecordError, spec: RecordSpec, dtype: np.dtype) -> str | None:
   """What is wrong with one record, or None."""
   if isinstance(record, RecordError):
-    return str(record)
-  image, label = np.asarray(record["inputs"]), np.asarray(record["label"])
-  if label.shape != () or label.dtype.kind not in "ui":
-    return f"the label must be one integer, not {label.dtype} of shape {label.shape}"
-  if not 0 <= label < spec.num_classes:
-    return f"label {label} is outside 0..{spec.num_classes - 1}"
+    return None if isinstance(record, Unlabelled) else str(record)
+  image = np.asarray(record["inputs"])
+  problem = spec.label_problem(np.asarray(record["label"]))
+  if problem is not None:
+    return problem
   if image.shape != tuple(spec.input_shape):
     return f"the image has shape {image.shape}, not {tuple(spec.input_shape)}"
   if image.dtype.kind not in "uif" or not np.can_cast(image.dtype, dtype, "same_kind"):

@@ -8,60 +8,12 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from dp_jax.data.source import ResizePolicy
 from dp_jax.gradients.clipping import MEMORY_BUDGET
 from dp_jax.privacy.spec import AccountantName, Adjacency
+from dp_jax.training.data_config import DataConfig, data_checks
 
-Declared = Literal["private", "public"]
 # K where units are people and the configuration does not say.
 DEFAULT_RECORDS_PER_UNIT = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class DataConfig:
-  """Where the records come from, and what about them is public.
-
-  Attributes:
-    source: digits, rendered_digits, npz, npy, folder or tfds:NAME.
-    path: the file or folder of the source, where it has one.
-    train_split, eval_split: names of the splits.
-    declared: "private" (nothing un-noised leaves private/) or "public" (a benchmark).
-    input_shape, num_classes, value_range: what a well-formed record looks like. Where left out,
-      they come from the format of the source and are listed as treated as public.
-    resize: how encoded images are brought to input_shape: centre_crop, stretch or none.
-    crop_fraction: of centre_crop, how much of the height and width is kept.
-    class_names: of a folder source, its class folders in the order of their labels; left out,
-      those of the training split, sorted.
-    num_records: cuts the source, or says how many to render.
-    seed: picks the split or the drawings of sources that have a choice; never used for privacy.
-    strict: on private data, stop at a malformed record, which reveals that it exists. Public data
-      is always strict.
-    max_records_per_unit: K, the most records of a unit that are used. Left out, it is 1 where each
-      record is its own unit, and DEFAULT_RECORDS_PER_UNIT where privacy.unit names a column.
-    units: a file that lists the ids of all units, one a line, in the order in which they are
-      numbered. It is public. Without it the ids that occur are treated as public.
-    groups: columns whose values are the subgroups of an evaluation.
-    group_bins: for each of data.groups the cut points of its bands; () for values as they are.
-  """
-
-  source: str = ""
-  path: str | None = None
-  train_split: str = "train"
-  eval_split: str = "test"
-  declared: Declared = "private"
-  input_shape: tuple[int, ...] | None = None
-  num_classes: int | None = None
-  value_range: tuple[float, ...] | None = None
-  resize: ResizePolicy = "centre_crop"
-  crop_fraction: float = 1.0
-  class_names: tuple[str, ...] | None = None
-  num_records: int | None = None
-  seed: int = 0
-  strict: bool = False
-  max_records_per_unit: int | None = None
-  units: str | None = None
-  groups: tuple[str, ...] | None = None
-  group_bins: tuple[tuple[float, ...], ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,8 +274,6 @@ def _check(config: Config) -> None:
     (config.checkpoint.every >= 1, "checkpoint.every", config.checkpoint.every, positive),
     (config.checkpoint.keep >= 1, "checkpoint.keep", config.checkpoint.keep, positive),
     (bool(config.data.source), "data.source", config.data.source, "must name a source"),
-    (config.data.class_names is None or config.data.source == "folder", "data.class_names",
-     config.data.class_names, "is for the source folder: others name their classes themselves"),
     (0 <= config.seed < 2**31, "seed", config.seed, "must be in [0, 2^31)"),
     (0 <= config.data.seed < 2**31, "data.seed", config.data.seed, "must be in [0, 2^31)"),
     *((_at_least_one(value), f"model.{name}", value, positive)
@@ -339,27 +289,9 @@ def _check(config: Config) -> None:
     ((config.model.head_init_std or 0) >= 0, "model.head_init_std", config.model.head_init_std,
      "must not be negative"),
   ]  # fmt: skip
-  for holds, name, value, what in [*checks, *_unit_checks(config)]:
+  for holds, name, value, what in [
+    *checks,
+    *data_checks(config.data, config.privacy.unit, config.max_records_per_unit),
+  ]:
     if not holds:
       raise ValueError(f"{name}={value!r} {what}.")
-
-
-def _unit_checks(config: Config) -> list[tuple[bool, str, Any, str]]:
-  """How records are grouped into units and subgroups."""
-  data, of_records = config.data, config.privacy.unit == "record"
-  return [
-    (bool(config.privacy.unit), "privacy.unit", config.privacy.unit, "must name a column"),
-    (config.max_records_per_unit >= 1, "data.max_records_per_unit", data.max_records_per_unit,
-     "must be at least 1"),
-    (not of_records or config.max_records_per_unit == 1, "data.max_records_per_unit",
-     data.max_records_per_unit,
-     "must be 1 where each record is its own unit: set privacy.unit to the column of the units"),
-    (not of_records or data.units is None, "data.units", data.units,
-     "lists units, but each record is its own: set privacy.unit to the column of the units"),
-    # Cutting all records together lets a unit decide which records of others are used.
-    (of_records or data.num_records is None, "data.num_records", data.num_records,
-     f"has no place where units are grouped by {config.privacy.unit!r}: whose records are within"
-     " the limit would depend on those of others"),
-    (data.group_bins is None or len(data.group_bins) == len(data.groups or ()), "data.group_bins",
-     data.group_bins, "must have one entry for each of data.groups, () for values as they are"),
-  ]  # fmt: skip

@@ -2,17 +2,20 @@
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dp_jax.data.groups import bands
 from dp_jax.data.source import Source, open_source
+from dp_jax.data.table_spec import TableSpec
 from dp_jax.data.units import RecordSpec, UnitLoader
-from dp_jax.training.config import Config, DataConfig
+from dp_jax.training.config import Config
+from dp_jax.training.data_config import DataConfig
 
 
 def open_split(
-  data: DataConfig,
+  config: Config,
   name: str,
   *,
   input_shape: tuple[int, ...] | None = None,
@@ -21,7 +24,7 @@ def open_split(
   """Opens a split of the configured data.
 
   Args:
-    data: where the records are.
+    config: where the records are, and which column holds their units.
     name: of the split.
     input_shape: what data.input_shape is by default.
     class_names: what data.class_names is by default, so that all splits number classes alike.
@@ -29,11 +32,37 @@ def open_split(
   Raises:
     ValueError: if it is not there or malformed.
   """
+  data = config.data
   return open_source(
     data.source, name, path=data.path, seed=data.seed, num_records=data.num_records,
     input_shape=data.input_shape or input_shape, resize=data.resize,
     crop_fraction=data.crop_fraction, class_names=data.class_names or class_names,
+    table=_table_spec(config) if data.source == "csv" else None,
   )  # fmt: skip
+
+
+def _table_spec(config: Config) -> TableSpec:
+  data, unit = config.data, config.privacy.unit
+  return TableSpec(
+    label_columns=data.label_columns or (), class_names=data.class_names or (),
+    features=data.features or (), feature_ranges=data.feature_ranges or (),
+    feature_defaults=data.feature_defaults, missing_indicators=data.missing_indicators,
+    image_column=data.image_column, image_root=data.image_root, uncertain=data.uncertain,
+    blank=data.blank, split_column=data.split_column, eval_fraction=data.eval_fraction,
+    eval_split=data.eval_split, unit_column=None if unit == "record" else unit, seed=data.seed,
+  )  # fmt: skip
+
+
+def table_facts(data: DataConfig) -> dict[str, Any]:
+  """What is declared of a table, for the statement: columns, ranges, imputation values."""
+  if data.source != "csv":
+    return {}
+  named = {name: getattr(data, name) for name in ("features", "image_column", "label_columns")}
+  facts = {name: value for name, value in named.items() if value is not None}
+  if data.features:
+    facts["feature_ranges"] = data.feature_ranges
+    facts["feature_defaults"] = data.feature_defaults or "the middle of each range"
+  return facts
 
 
 def is_strict(data: DataConfig) -> bool:

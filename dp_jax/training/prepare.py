@@ -23,14 +23,16 @@ from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report.privacy_json import delta_warnings
 from dp_jax.tasks.classification import Classification
 from dp_jax.training import tensorboard
-from dp_jax.training.config import Config, DataConfig, ModelConfig, TrainConfig
+from dp_jax.training.config import Config, ModelConfig, TrainConfig
 from dp_jax.training.data import (
   is_strict,
   open_split,
   read_groups,
+  table_facts,
   training_units,
   units_digest,
 )
+from dp_jax.training.data_config import DataConfig
 from dp_jax.training.target import make_mechanism
 
 _PACKAGES = ("dp_jax", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
@@ -122,8 +124,8 @@ def prepare(config: Config) -> Run:
   if config.train.tensorboard:
     tensorboard.check_available()
   data = config.data
-  source = open_split(data, data.train_split)
-  eval_source = open_split(data, data.eval_split, class_names=source.info.class_names or None)
+  source = open_split(config, data.train_split)
+  eval_source = open_split(config, data.eval_split, class_names=source.info.class_names or None)
   record, assumed = _record_spec(data, source)
   if data.value_range is None and eval_source.info.value_range != record.value_range:
     raise ValueError(
@@ -148,7 +150,7 @@ def prepare(config: Config) -> Run:
     config, task, released, params, frozen, loader, eval_loader, privacy, mechanism,
     _optimizer(config.train, mechanism.steps), divisor, weights_digest,
     _weights_warnings(config), source.fingerprint(), units_digest(data),
-    {**_public_facts(spec, assumed), **_unit_facts(config, loader)}, warnings,
+    {**_public_facts(spec, assumed), **_unit_facts(config, loader), **table_facts(data)}, warnings,
   )  # fmt: skip
 
 
@@ -167,7 +169,8 @@ def _record_spec(data: DataConfig, source: Source) -> tuple[RecordSpec, list[str
   if len(low_high) != 2:
     raise ValueError(f"data.value_range={low_high} must be (low, high).")
   shape = tuple(values["input_shape"])
-  return RecordSpec(shape, values["num_classes"], (low_high[0], low_high[1])), assumed
+  ends = (low_high[0], low_high[1])
+  return RecordSpec(shape, values["num_classes"], ends, info.multilabel), assumed
 
 
 def _model_spec(model: ModelConfig, record: RecordSpec, source: Source) -> ModelSpec:

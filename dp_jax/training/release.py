@@ -227,7 +227,7 @@ def _loader(release: Release, config: Config) -> UnitLoader:
   """Units of one record each, checked against what the model takes."""
   data, spec = config.data, release.spec
   source = open_split(
-    data, data.eval_split, input_shape=spec.input_shape, class_names=spec.class_names or None
+    config, data.eval_split, input_shape=spec.input_shape, class_names=spec.class_names or None
   )
   named = source.info.class_names
   if named and spec.class_names and named != spec.class_names:

@@ -1,0 +1,156 @@
+"""CSV files as columns of text: one row a record, whatever a cell or a row holds.
+
+A malformed row or cell belongs to one record, so it may neither stop the reading nor shift or drop
+rows: it is noted beside the row's index.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import csv as arrow_csv
+
+# Cells that hold no value, as text.
+NO_VALUE = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
+
+
+@dataclass(frozen=True)
+class Table:
+  """A CSV file in memory.
+
+  Attributes:
+    path: of the file.
+    columns: the columns as bytes, by name.
+    num_rows: without the header; rows of the wrong length are counted, and hold no values.
+    malformed: rows of the wrong length, by index, and what is wrong.
+    digest: SHA-256 of the file.
+  """
+
+  path: Path
+  columns: dict[str, pa.ChunkedArray]
+  num_rows: int
+  malformed: dict[int, str] = field(default_factory=dict)
+  digest: str = ""
+
+  def text(self, name: str) -> pa.ChunkedArray:
+    """A column as strings without spaces around them; "" where there is no value.
+
+    Raises:
+      ValueError: if there is no such column, naming those that there are.
+    """
+    if name not in self.columns:
+      raise ValueError(
+        f"{self.path} has no column {name!r}; its columns: {', '.join(self.columns)}"
+      )
+    column = self.columns[name]
+    try:
+      text = column.cast(pa.string())
+    except pa.ArrowInvalid:  # a cell that is no UTF-8
+      cells = [cell.decode(errors="replace") for cell in column.to_pylist()]
+      text = pa.chunked_array([pa.array(cells, pa.string())])
+    text = pc.utf8_trim_whitespace(text)
+    missing = pc.is_in(text, value_set=pa.array(NO_VALUE[1:]))
+    return pc.if_else(missing, "", text)
+
+  def strings(self, name: str) -> np.ndarray:
+    """`text` as a NumPy array of strings, [num_rows]."""
+    return np.array(self.text(name).to_pylist(), np.str_)
+
+  def numbers(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """A column as float64[num_rows], NaN for no value; and bool[num_rows], what is no number."""
+    text = self.text(name)
+    empty = pc.equal(text, "")
+    try:
+      values = pc.if_else(empty, None, text).cast(pa.float64())
+      values = values.to_numpy(zero_copy_only=False).astype(np.float64)
+    except pa.ArrowInvalid:
+      values = _numbers_by_value(text)
+    values = np.where(np.isfinite(values), values, np.nan)
+    return values, np.isnan(values) & ~empty.to_numpy(zero_copy_only=False).astype(bool)
+
+  def rows(self, keep: np.ndarray) -> Table:
+    """The rows where `keep` (bool[num_rows]) is true, in their order."""
+    kept = np.flatnonzero(keep)
+    columns = {name: column.take(pa.array(kept)) for name, column in self.columns.items()}
+    malformed = {
+      int(at): self.malformed[int(row)] for at, row in enumerate(kept) if int(row) in self.malformed
+    } if self.malformed else {}  # fmt: skip
+    return Table(self.path, columns, len(kept), malformed, self.digest)
+
+
+def read_table(path: Path) -> Table:
+  """Reads a CSV file: UTF-8, commas, quotes as in RFC 4180, names in the first line.
+
+  A quote that nothing closes takes in the lines up to the next one, as in any such file.
+
+  Raises:
+    ValueError: if there is no such file, or no names, or one is there twice.
+  """
+  try:
+    content = path.read_bytes()
+  except OSError as error:
+    raise ValueError(f"cannot read {str(path)!r}: {error.strerror}") from error
+  malformed: dict[int, str] = {}
+
+  def note(row: arrow_csv.InvalidRow) -> str:
+    # Rows are numbered from 1, the header among them.
+    malformed[row.number - 2] = f"has {row.actual_columns} cells, not {row.expected_columns}"
+    return "skip"
+
+  names = _names(path, content)
+  try:
+    table = arrow_csv.read_csv(
+      pa.BufferReader(content),
+      read_options=arrow_csv.ReadOptions(use_threads=False),  # which alone numbers the rows
+      parse_options=arrow_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=note),
+      convert_options=arrow_csv.ConvertOptions(column_types={name: pa.binary() for name in names}),
+    )
+  except pa.ArrowInvalid as error:
+    # Its message quotes the file.
+    raise ValueError(f"{path} is no CSV file with commas and closed quotes") from error
+  digest = hashlib.sha256(content).hexdigest()
+  columns = {name: _with_blanks(table[name], sorted(malformed)) for name in names}
+  return Table(path, columns, table.num_rows + len(malformed), malformed, digest)
+
+
+def _names(path: Path, content: bytes) -> list[str]:
+  # A cell further down that is no UTF-8 may not matter here.
+  text = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", errors="replace", newline="")
+  names = next(csv.reader(text), [])
+  if not names or "\ufffd" in "".join(names):
+    raise ValueError(f"{path}: its first line must name the columns, in UTF-8")
+  twice = {name for name in names if names.count(name) > 1}
+  if twice:
+    raise ValueError(f"{path} has the columns {', '.join(sorted(twice))} more than once")
+  return names
+
+
+def _with_blanks(column: pa.ChunkedArray, blank_rows: list[int]) -> pa.ChunkedArray:
+  """The column with empty cells put in, so that they stand at `blank_rows`."""
+  if not blank_rows:
+    return column
+  parts, start = [], 0
+  for put, row in enumerate(blank_rows):
+    parts += [column.slice(start, row - put - start), pa.chunked_array([[b""]], pa.binary())]
+    start = row - put
+  parts.append(column.slice(start))
+  return pa.chunked_array([chunk for part in parts for chunk in part.chunks], pa.binary())
+
+
+def _numbers_by_value(text: pa.ChunkedArray) -> np.ndarray:
+  """float64[n], NaN for what is no number; each distinct value is read once."""
+  encoded = text.combine_chunks().dictionary_encode()
+  numbers = np.full(len(encoded.dictionary), np.nan)
+  for i, value in enumerate(encoded.dictionary.to_pylist()):
+    try:
+      numbers[i] = float(value)
+    except ValueError:
+      continue
+  return numbers[encoded.indices.to_numpy()]

@@ -1,0 +1,113 @@
+"""The data section of a configuration: where the records are, and what of them is public."""
+
+import dataclasses
+from typing import Any, Literal
+
+from dp_jax.data.source import ResizePolicy
+from dp_jax.data.table_spec import Blank, Uncertain
+
+Declared = Literal["private", "public"]
+_TABLE_KEYS = (
+  "label_columns", "features", "feature_ranges", "feature_defaults", "missing_indicators",
+  "image_column", "image_root", "uncertain", "blank", "split_column", "eval_fraction",
+)  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig:
+  """Where the records come from, and what about them is public.
+
+  Attributes:
+    source: digits, rendered_digits, npz, npy, folder, csv or tfds:NAME.
+    path: the file or folder of the source, where it has one.
+    train_split, eval_split: names of the splits.
+    declared: "private" (nothing un-noised leaves private/) or "public" (a benchmark).
+    input_shape, num_classes, value_range: what a well-formed record looks like. Where left out,
+      they come from the format of the source and are listed as treated as public.
+    resize: how encoded images are brought to input_shape: centre_crop, stretch or none.
+    crop_fraction: of centre_crop, how much of the height and width is kept.
+    class_names: of a folder source, its class folders in the order of their labels; left out,
+      those of the training split, sorted. Of a csv source, what a cell of each class holds.
+    num_records: cuts the source, or says how many to render.
+    seed: picks the split or the drawings of sources that have a choice; never used for privacy.
+    strict: on private data, stop at a malformed record, which reveals that it exists. Public data
+      is always strict.
+    max_records_per_unit: K, the most records of a unit that are used. Left out, it is 1 where each
+      record is its own unit, and DEFAULT_RECORDS_PER_UNIT where privacy.unit names a column.
+    units: a file that lists the ids of all units, one a line, in the order in which they are
+      numbered. It is public. Without it the ids that occur are treated as public.
+    groups: columns whose values are the subgroups of an evaluation.
+    group_bins: for each of data.groups the cut points of its bands; () for values as they are.
+    label_columns: of a csv source. Of several columns each is a yes-or-no label of its own.
+    features, feature_ranges: columns of numbers, and (low, high) of each, mapped to [-1, 1].
+    feature_defaults: of each feature, the value in place of none; left out, mid-range.
+    missing_indicators: adds for each feature an input that says whether it has no value.
+    image_column, image_root: in place of features, a column of paths, and where they start.
+    uncertain, blank: what a label of -1, or of no value, stands for: ignore, zeros (or ones).
+    split_column: the column that names the split of each row.
+    eval_fraction: in place of it, the share of units whose rows are data.eval_split.
+  """
+
+  source: str = ""
+  path: str | None = None
+  train_split: str = "train"
+  eval_split: str = "test"
+  declared: Declared = "private"
+  input_shape: tuple[int, ...] | None = None
+  num_classes: int | None = None
+  value_range: tuple[float, ...] | None = None
+  resize: ResizePolicy = "centre_crop"
+  crop_fraction: float = 1.0
+  class_names: tuple[str, ...] | None = None
+  num_records: int | None = None
+  seed: int = 0
+  strict: bool = False
+  max_records_per_unit: int | None = None
+  units: str | None = None
+  groups: tuple[str, ...] | None = None
+  group_bins: tuple[tuple[float, ...], ...] | None = None
+  label_columns: tuple[str, ...] | None = None
+  features: tuple[str, ...] | None = None
+  feature_ranges: tuple[tuple[float, ...], ...] | None = None
+  feature_defaults: tuple[float, ...] | None = None
+  missing_indicators: bool = False
+  image_column: str | None = None
+  image_root: str | None = None
+  uncertain: Uncertain = "ignore"
+  blank: Blank = "ignore"
+  split_column: str | None = None
+  eval_fraction: float | None = None
+
+
+def data_checks(data: DataConfig, unit: str, limit: int) -> list[tuple[bool, str, Any, str]]:
+  """Checks of what the types do not say: (holds, key, value, what it must be).
+
+  Args:
+    data: the section.
+    unit: privacy.unit.
+    limit: the resolved K.
+  """
+  of_records = unit == "record"
+  shown = data.max_records_per_unit
+  elsewhere = [
+    name for name in _TABLE_KEYS
+    if data.source != "csv" and getattr(data, name) != getattr(DataConfig, name)
+  ]  # fmt: skip
+  return [
+    (not elsewhere, f"data.{min(elsewhere, default='')}",
+     getattr(data, min(elsewhere, default="source")), "is for the source csv"),
+    (data.class_names is None or data.source in ("folder", "csv"), "data.class_names",
+     data.class_names, "is for the sources folder and csv: others name their classes themselves"),
+    (bool(unit), "privacy.unit", unit, "must name a column"),
+    (limit >= 1, "data.max_records_per_unit", shown, "must be at least 1"),
+    (not of_records or limit == 1, "data.max_records_per_unit", shown,
+     "must be 1 where each record is its own unit: set privacy.unit to the column of the units"),
+    (not of_records or data.units is None, "data.units", data.units,
+     "lists units, but each record is its own: set privacy.unit to the column of the units"),
+    # Cutting all records together lets a unit decide which records of others are used.
+    (of_records or data.num_records is None, "data.num_records", data.num_records,
+     f"has no place where units are grouped by {unit!r}: whose records are within the limit would"
+     " depend on those of others"),
+    (data.group_bins is None or len(data.group_bins) == len(data.groups or ()), "data.group_bins",
+     data.group_bins, "must have one entry for each of data.groups, () for values as they are"),
+  ]  # fmt: skip
