@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dp_jax.data.source import Record, RecordError, Source, Unlabelled
+from dp_jax.data.source import Record, RecordError, Source, SourceInfo, Unlabelled
 from dp_jax.data.unit_index import Ids, UnitIndex
 
 # How many records `check_records` asks for at once.
@@ -144,6 +144,11 @@ class UnitLoader:
     self._bad_records: dict[int, str] = {}
     self._index = _unit_index(len(source), unit_ids, units, max_records_per_unit)
     self._note(self._index.without_unit)
+
+  @property
+  def source_info(self) -> SourceInfo:
+    """What is known of the source without reading its records."""
+    return self._source.info
 
   @property
   def num_units(self) -> int:

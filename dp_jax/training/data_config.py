@@ -46,6 +46,9 @@ class DataConfig:
     uncertain, blank: what a label of -1, or of no value, stands for: ignore, zeros (or ones).
     split_column: the column that names the split of each row.
     eval_fraction: in place of it, the share of units whose rows are data.eval_split.
+    workers: threads that load microbatches ahead of the device; 0 loads each when it is needed.
+      Left out, one a core where records are read from files, none where they are in memory.
+    prefetch: how many microbatches may wait or be under way; left out, two more than workers.
   """
 
   source: str = ""
@@ -77,6 +80,8 @@ class DataConfig:
   blank: Blank = "ignore"
   split_column: str | None = None
   eval_fraction: float | None = None
+  workers: int | None = None
+  prefetch: int | None = None
 
 
 def data_checks(data: DataConfig, unit: str, limit: int) -> list[tuple[bool, str, Any, str]]:
@@ -98,6 +103,9 @@ def data_checks(data: DataConfig, unit: str, limit: int) -> list[tuple[bool, str
      getattr(data, min(elsewhere, default="source")), "is for the source csv"),
     (data.class_names is None or data.source in ("folder", "csv"), "data.class_names",
      data.class_names, "is for the sources folder and csv: others name their classes themselves"),
+    ((data.workers or 0) >= 0, "data.workers", data.workers, "must not be negative"),
+    (data.prefetch is None or data.prefetch >= 1, "data.prefetch", data.prefetch,
+     "must be at least 1"),
     (bool(unit), "privacy.unit", unit, "must name a column"),
     (limit >= 1, "data.max_records_per_unit", shown, "must be at least 1"),
     (not of_records or limit == 1, "data.max_records_per_unit", shown,

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from dp_jax.data.pipeline import Microbatch, Pipeline, cut, default_workers, load_microbatch
 from dp_jax.evaluation.classification import ClassificationSums, evaluate
 from dp_jax.gradients.clipping import plain_units_under_removal
 from dp_jax.gradients.engines import ClipAux
@@ -36,6 +37,7 @@ class Loop:
     sampler: of the mechanism; there is no other source of indices.
     functions: the compiled step.
     log: takes what the steps saw.
+    pipeline: loads the microbatches ahead; None loads each when it is needed.
   """
 
   run: Run
@@ -43,6 +45,7 @@ class Loop:
   sampler: Sampler
   functions: StepFunctions
   log: PrivateLog
+  pipeline: Pipeline | None = None
 
   def step(self, state: TrainState, step: int) -> TrainState:
     """One released step: sample, clip and sum by microbatches, add noise once, update.
@@ -85,15 +88,29 @@ class Loop:
     most = self.run.config.train.microbatch_size
     return 0 < size <= most and self.run.expected_batch_size <= most
 
-  def _microbatches(self, indices: np.ndarray) -> Iterator[tuple[Any, jax.Array, jax.Array]]:
-    """Cuts a batch into padded pieces of one shape, on the device: (units, mask, unit ids)."""
+  def _microbatches(self, indices: np.ndarray) -> Iterator[Microbatch]:
+    """Cuts a batch into padded pieces of one shape, on the device."""
     size = self.run.config.train.microbatch_size
-    for start in range(0, len(indices), size):
-      part = indices[start : start + size]
-      units, mask = self.run.loader.load(part, size)
-      ids = np.zeros(size, np.uint32)
-      ids[: len(part)] = part
-      yield jax.device_put((units, mask, ids))
+    for part in cut(indices, size):
+      if self.pipeline is None:
+        yield put(load_microbatch(self.run.loader, part, size))
+      else:
+        yield self.pipeline.take(part)
+
+  @contextlib.contextmanager
+  def loading_ahead(self, steps: range) -> Iterator["Loop"]:
+    """The same loop, with the microbatches of these steps loaded by threads."""
+    data = self.run.config.data
+    workers = default_workers(self.run.loader.source_info) if data.workers is None else data.workers
+    if workers == 0:
+      yield self
+      return
+    pipeline = Pipeline(
+      self.run.loader, self.sampler.indices, steps, self.run.config.train.microbatch_size,
+      workers=workers, prefetch=data.prefetch or workers + 2, put=put,
+    )  # fmt: skip
+    with pipeline:
+      yield dataclasses.replace(self, pipeline=pipeline)
 
 
 def run_steps(
@@ -124,7 +141,7 @@ def run_steps(
   with contextlib.ExitStack() as stack:
     stop = stack.enter_context(listening())
     board = stack.enter_context(_board(run, workdir, done))
-    loop = _loop(run, workdir, key, board)
+    loop = stack.enter_context(_loop(run, workdir, key, board).loading_ahead(range(done, steps)))
     bar = Progress(
       steps, done, run.expected_batch_size, label,
       peak=units_per_second_at_peak(run), enabled=progress,
@@ -147,6 +164,11 @@ def run_steps(
         )
     checkpoints.wait()
   return state
+
+
+def put(microbatch: Microbatch) -> Microbatch:
+  """Sends a microbatch to the device."""
+  return jax.device_put(microbatch)
 
 
 class Evaluation:

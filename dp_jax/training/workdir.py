@@ -96,7 +96,14 @@ class WorkDir:
 
 # Changing these changes neither the mechanism nor the model that a run ends with.
 # (Weights are compared by their hash.)
-FREE_KEYS = ("checkpoint", "eval", "model.weights", "train.tensorboard")
+FREE_KEYS = (
+  "checkpoint",
+  "eval",
+  "model.weights",
+  "data.workers",
+  "data.prefetch",
+  "train.tensorboard",
+)
 
 
 # Their values depend on private records.
