@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from dp_jax.data.source import ResizePolicy
 from dp_jax.data.table_spec import Blank, Uncertain
+from dp_jax.data.views import Augment
 
 Declared = Literal["private", "public"]
 _TABLE_KEYS = (
@@ -46,6 +47,10 @@ class DataConfig:
     uncertain, blank: what a label of -1, or of no value, stands for: ignore, zeros (or ones).
     split_column: the column that names the split of each row.
     eval_fraction: in place of it, the share of units whose rows are data.eval_split.
+    augment: how a step varies records: none, pad_mirror_crop_flip (small images) or
+      random_resized_crop (large ones). Evaluation sees records as they are.
+    views: K', how many variants of each record a step sees; they are clipped as one.
+    min_crop_area: of random_resized_crop, the smallest share of an image that is kept.
     workers: threads that load microbatches ahead of the device; 0 loads each when it is needed.
       Left out, one a core where records are read from files, none where they are in memory.
     prefetch: how many microbatches may wait or be under way; left out, two more than workers.
@@ -80,6 +85,9 @@ class DataConfig:
   blank: Blank = "ignore"
   split_column: str | None = None
   eval_fraction: float | None = None
+  augment: Augment = "none"
+  views: int = 1
+  min_crop_area: float = 0.08
   workers: int | None = None
   prefetch: int | None = None
 

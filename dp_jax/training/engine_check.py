@@ -53,7 +53,7 @@ def choose_engine(run: Run) -> Engine:
 
 def _disagreement(run: Run, engine: Engine) -> str | None:
   params = _perturbed(run.params)
-  loss_fn = functools.partial(run.task.loss, run.frozen)
+  loss_fn = functools.partial(run.loss, run.frozen)
   units = run.task.made_up_units(_UNITS, run.loader.max_records_per_unit)
   keys = jax.random.split(jax.random.key(0), _UNITS)
 

@@ -35,7 +35,7 @@ def flops_per_unit(run: Run) -> float | None:
   """
 
   def total(params: Any, units: Any, key: jax.Array) -> jax.Array:
-    return jax.vmap(run.task.loss, (None, None, 0, None))(run.frozen, params, units, key).sum()
+    return jax.vmap(run.loss, (None, None, 0, None))(run.frozen, params, units, key).sum()
 
   units = run.task.made_up_units(1, run.loader.max_records_per_unit)
   lowered = jax.jit(jax.grad(total)).lower(run.params, units, jax.random.key(0))

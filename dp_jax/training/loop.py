@@ -221,7 +221,7 @@ def log_metrics(
 def _loop(run: Run, workdir: WorkDir, key: MasterKey, board: Board | None = None) -> Loop:
   private = run.privacy is not None
   functions = build_step(
-    run.task.loss,
+    run.loss,
     run.optimizer,
     clip_norm=run.mechanism.clip_norm if private else None,
     stddev=run.mechanism.stddev if private else 0.0,

@@ -14,6 +14,7 @@ import optax
 
 from dp_jax.data.source import Source
 from dp_jax.data.units import RecordSpec, UnitLoader, check_records
+from dp_jax.data.views import Views
 from dp_jax.gradients.optimizers import make_optimizer, make_schedule
 from dp_jax.models import weights
 from dp_jax.models.build import ModelSpec
@@ -51,7 +52,8 @@ class Run:
 
   Attributes:
     config: the configuration.
-    task: the loss, computed as train.compute_dtype says.
+    task: the loss of a unit as it is, computed as train.compute_dtype says.
+    views: what a step sees of each record; evaluation sees the record itself.
     released: the predictions of the released model, computed in float32.
     params, frozen: initial trained parameters, and those that stay.
     loader, eval_loader: units of the training and evaluation splits.
@@ -69,6 +71,7 @@ class Run:
 
   config: Config
   task: Classification
+  views: Views
   released: Classification
   params: Arrays
   frozen: Arrays
@@ -84,6 +87,10 @@ class Run:
   units_digest: str | None
   public_facts: dict[str, Any]
   warnings: tuple[str, ...]
+
+  def loss(self, frozen: Arrays, params: Arrays, unit: Any, key: Any) -> jax.Array:
+    """The loss of one unit that a step takes the gradient of: the mean over records and views."""
+    return self.task.loss(frozen, params, self.views.expand(unit, key), key)
 
   def fingerprint(self) -> dict[str, Any]:
     """What must be the same when the run goes on after a crash."""
@@ -140,6 +147,8 @@ def prepare(config: Config) -> Run:
     for each in (source, eval_source):
       if not each.info.read_on_demand:
         check_records(each, record)
+  views = Views(data.augment, data.views, data.min_crop_area)
+  views.check(record.input_shape)
   spec = _model_spec(config.model, record, source)
   released, params, frozen, weights_digest = _model(config, spec)
   task = _in_compute_dtype(released, config)
@@ -147,7 +156,7 @@ def prepare(config: Config) -> Run:
   divisor = mechanism.expected_batch_size(loader.num_units)
   warnings = _warnings(privacy, mechanism, divisor)
   return Run(
-    config, task, released, params, frozen, loader, eval_loader, privacy, mechanism,
+    config, task, views, released, params, frozen, loader, eval_loader, privacy, mechanism,
     _optimizer(config.train, mechanism.steps), divisor, weights_digest,
     _weights_warnings(config), source.fingerprint(), units_digest(data),
     {**_public_facts(spec, assumed), **_unit_facts(config, loader), **table_facts(data)}, warnings,

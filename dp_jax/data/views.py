@@ -1,0 +1,124 @@
+"""Views: random variants of a record that share its place in the unit.
+
+A unit's loss is the mean over its real records and their views, and is clipped once, so views cost
+nothing in the accounting (augmentation multiplicity: De et al. 2022, arXiv:2204.13650).
+
+They are made on the device, from the unit's own key: a view depends on the run's secret key, the
+step, the unit, the place of its record in the unit, and its own number; not on the microbatch, the
+device or the host, nor on how the records were loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+Augment = Literal["none", "pad_mirror_crop_flip", "random_resized_crop"]
+
+PAD = 4
+# Far from the small numbers by which a model folds its own keys (for dropout) from the unit's.
+_STREAM = 0x76696577
+_ASPECTS = (3 / 4, 4 / 3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Views:
+  """How many views of each record a step sees, and how they vary.
+
+  Attributes:
+    augment: "pad_mirror_crop_flip" pads by 4 pixels of the mirrored image, cuts out the original
+      size at a random place, and flips left and right in half of the cases (De et al. 2022).
+      "random_resized_crop" cuts out a part of random area and proportions, scales it to the
+      original size, and flips likewise (Szegedy et al. 2015, arXiv:1409.4842, section 6).
+    count: K', views of each record.
+    min_crop_area: of random_resized_crop, the smallest share of the image that is kept.
+  """
+
+  augment: Augment = "none"
+  count: int = 1
+  min_crop_area: float = 0.08
+
+  def check(self, input_shape: tuple[int, ...]) -> None:
+    """Refuses what has no meaning for records of this shape.
+
+    Raises:
+      ValueError: naming the setting.
+    """
+    if self.count < 1:
+      raise ValueError(f"data.views={self.count} must be at least 1")
+    if self.augment == "none":
+      if self.count > 1:
+        raise ValueError(f"data.views={self.count} would all be the same: set data.augment")
+      return
+    if len(input_shape) != 3:
+      raise ValueError(f"data.augment={self.augment!r} is for images, not inputs {input_shape}")
+    if self.augment == "pad_mirror_crop_flip" and min(input_shape[:2]) <= PAD:
+      raise ValueError(
+        f"data.augment={self.augment!r} mirrors {PAD} pixels, so images must be larger than"
+        f" {input_shape[:2]}"
+      )
+    if not 0 < self.min_crop_area <= 1:
+      raise ValueError(f"data.min_crop_area={self.min_crop_area} must be above 0 and at most 1")
+
+  def expand(self, unit: dict[str, Any], key: jax.Array) -> dict[str, Any]:
+    """A unit with each record replaced by its views.
+
+    Args:
+      unit: leaves [K, ...], "inputs" [K, H, W, C] among them.
+      key: the unit's own, typed.
+
+    Returns:
+      The unit with leaves [K * count, ...]: the views of a record are next to each other, and
+      have its label and mask.
+    """
+    if self.augment == "none":
+      return unit
+    stream = jax.random.fold_in(key, _STREAM)
+    repeated = jax.tree.map(lambda x: jnp.repeat(x, self.count, axis=0), unit)
+    # The number of a view goes by the record's place, so more of them leave the first as they are.
+    size = unit["record_mask"].shape[0]
+    records = jnp.repeat(jnp.arange(size), self.count)
+    numbers = jnp.tile(jnp.arange(self.count), size)
+    fold = jax.vmap(jax.random.fold_in, (None, 0))
+    keys = jax.vmap(jax.random.fold_in)(fold(stream, records), numbers)
+    return {**repeated, "inputs": jax.vmap(self._one)(repeated["inputs"], keys)}
+
+  def _one(self, image: jax.Array, key: jax.Array) -> jax.Array:
+    crop_key, flip_key = jax.random.split(key)
+    if self.augment == "pad_mirror_crop_flip":
+      image = pad_mirror_crop(image, crop_key)
+    else:
+      image = random_resized_crop(image, crop_key, self.min_crop_area)
+    return jnp.where(jax.random.bernoulli(flip_key), image[:, ::-1], image)
+
+
+def pad_mirror_crop(image: jax.Array, key: jax.Array) -> jax.Array:
+  """Shifts an image [H, W, C] by up to 4 pixels each way, filling up with its mirror image."""
+  padded = jnp.pad(image, ((PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
+  top, left = jax.random.randint(key, (2,), 0, 2 * PAD + 1)
+  return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
+
+
+def random_resized_crop(image: jax.Array, key: jax.Array, min_area: float) -> jax.Array:
+  """Scales a random part of an image [H, W, C] to its size: float32[H, W, C].
+
+  The area is uniform on min_area..1 of the image, the proportions log-uniform on 3/4..4/3; a side
+  that would be longer than the image is cut to it.
+  """
+  area_key, aspect_key, place_key = jax.random.split(key, 3)
+  height, width = image.shape[:2]
+  area = jax.random.uniform(area_key, minval=min_area, maxval=1.0)
+  low, high = jnp.log(jnp.asarray(_ASPECTS))
+  aspect = jnp.exp(jax.random.uniform(aspect_key, minval=low, maxval=high))
+  # As shares of the height and width; proportions are those of pixels.
+  shape = jnp.asarray([height, width], jnp.float32)
+  pixels = jnp.sqrt(area * height * width * jnp.stack([1 / aspect, aspect]))
+  share = jnp.minimum(pixels / shape, 1.0)
+  start = jax.random.uniform(place_key, (2,)) * (1.0 - share)
+  return jax.image.scale_and_translate(
+    image.astype(jnp.float32), image.shape, (0, 1), 1.0 / share, -start * shape / share,
+    method="linear", antialias=True,
+  )  # fmt: skip
