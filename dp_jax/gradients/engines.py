@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.ghost import engine as ghost
-from dp_jax.gradients.ghost.interpreter import UnsupportedError
+from dp_jax.gradients.ghost.uses import UnsupportedError
 from dp_jax.gradients.norms import per_unit_norms, scaled
 from dp_jax.gradients.styles import ClipRule
 

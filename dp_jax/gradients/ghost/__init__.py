@@ -4,9 +4,11 @@ The loss of one unit is traced to a jaxpr. Where a value that comes from paramet
 that depends on the unit, a zero *tap* is added to the result; the gradient in the taps gives every
 cotangent in one backward pass, and from cotangents and operands follow norms and clipped sum.
 
-  interpreter.py  follows which values come from parameters, and records each meeting (a Use)
+  interpreter.py  follows which values come from parameters, and finds each meeting
+  uses.py         a meeting (a Use), and who is told of it
   plan.py         chooses a rule for each parameter, from its uses
   rules.py        the rules: squared norms, and clipped sums, of one kind of use
+  batch.py        norms and clipped sums of a batch after its backward pass
   engine.py       puts them together
   explain.py      the choices as a table
 

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.ghost import canonical, rules
-from dp_jax.gradients.ghost.chunks import in_chunks, part_of_units, patch_bytes, weighted_sum
-from dp_jax.gradients.ghost.interpreter import Use
+from dp_jax.gradients.ghost.arrays import added, clipped, materialised, to_weights, zeroed
+from dp_jax.gradients.ghost.chunks import in_chunks, part_of_units, patch_bytes
 from dp_jax.gradients.ghost.plan import Group, by_pixels
+from dp_jax.gradients.ghost.uses import Use
 from dp_jax.gradients.norms import per_unit_norms, scaled
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Batch:
     (losses, saved), cotangents = backward(taps, data)
     # Norms and sums must see the same numbers: without it, a compiler may compute them twice, and
     # round differently.
-    saved, cotangents = jax.tree.map(_materialised, (saved, cotangents))
+    saved, cotangents = jax.tree.map(materialised, (saved, cotangents))
     return cls(traced, params, traced.weights(params), losses, cotangents, saved)
 
   def fast_norms(self, group: Group) -> tuple[jax.Array, jax.Array]:
@@ -197,7 +198,7 @@ class Batch:
       some = [scales[root] for root in group.roots]
       if index in kept:
         pairs_of = zip(kept[index], some, strict=True)
-        whole[index] = [_weighted_sum(g, s, finite) for g, s in pairs_of]
+        whole[index] = [clipped(g, s, finite) for g, s in pairs_of]
       elif index not in made:
         operands |= self._operand_sums(group, some[0])
     parts: list[list[Compensated]] = [[] for _ in self.params]
@@ -216,7 +217,7 @@ class Batch:
         parts[root].append(pair)
     for root, gradient in self._from_operands(operands).items():
       parts[root].append(Compensated(gradient, jnp.zeros_like(gradient)))
-    return [_added(some, p) for some, p in zip(parts, self.params, strict=True)]
+    return [added(some, p) for some, p in zip(parts, self.params, strict=True)]
 
   def _from_operands(self, sums: dict[int, jax.Array]) -> dict[int, jax.Array]:
     """Sums in the layouts of operands -> by parameter, in its layout, in float32."""
@@ -248,7 +249,7 @@ class Batch:
   def _convolved(self, index: int, scales: jax.Array) -> jax.Array:
     """The sum over units of their scaled gradients, in the layout of the kernel."""
     data, cotangent = self.saved[index][0], self.cotangents[index][0]
-    data = _zeroed(data, scales).astype(jnp.float32)
+    data = zeroed(data, scales).astype(jnp.float32)
     cotangent = scaled(cotangent.astype(jnp.float32), scales)
     return canonical.conv_sum(self.traced.uses[index], data, cotangent)
 
@@ -261,7 +262,7 @@ class Batch:
     use = self.traced.uses[index]
 
     def part(data: jax.Array, cotangent: jax.Array, scales: jax.Array) -> jax.Array:
-      data = _zeroed(data, scales)
+      data = zeroed(data, scales)
       cotangent = scaled(cotangent.astype(jnp.float32), scales)
       return rules.summed(canonical.dot_contraction(use, data, cotangent))
 
@@ -319,57 +320,9 @@ class Batch:
 
     def pull(saved: list[list[Any]], cotangents: list[list[jax.Array]]) -> list[jax.Array]:
       gradients = [
-        _to_weights(self.traced.uses[index], weights[i], saved[i], cotangents[i])
+        to_weights(self.traced.uses[index], weights[i], saved[i], cotangents[i])
         for i, index in enumerate(group.uses)
       ]
       return [g.astype(jnp.float32) for g in to_params(gradients)[0]]
 
     return pull
-
-
-def _to_weights(use: Use, weights: list[Any], data: list[Any], cotangents: list[Any]) -> list[Any]:
-  """The gradients of a use's parameter operands, of one unit."""
-  if canonical.is_convolution(use):
-    # By patches: the gradient of a batch of one, under vmap, is a grouped convolution.
-    one = canonical.conv_contraction(use, data[0][None], cotangents[0][None])
-    gradient = canonical.conv_gradient(use, rules.gradients(one)[0])
-    return [gradient.astype(weights[0].dtype)]
-  _, pull = jax.vjp(lambda w: use.apply(w, data), weights)
-  return pull(cotangents)[0]
-
-
-def _added(parts: list[Compensated], like: jax.Array) -> Compensated:
-  """The sum of pairs of one parameter; a parameter that is never used has none."""
-  if not parts:
-    return pairs.zeros_like(like)
-  total = parts[0]
-  for part in parts[1:]:
-    total = pairs.add(total, part)
-  return total
-
-
-def _weighted_sum(grads: jax.Array, scales: jax.Array, finite: jax.Array) -> Compensated:
-  """Of gradients that may hold anything where a scale is zero.
-
-  Both branches are the same sum: were it another one, its rounding would tell of every unit
-  whether some other one is finite.
-  """
-  return jax.lax.cond(
-    finite,
-    lambda: weighted_sum(grads, scales),
-    lambda: weighted_sum(_zeroed(grads, scales), scales),
-  )
-
-
-def _zeroed(x: jax.Array, scales: jax.Array) -> jax.Array:
-  """Zeros for units of scale zero: 0 * NaN is NaN, and these may hold anything."""
-  return jnp.where(_along(scales != 0, x), x, jnp.zeros((), x.dtype))
-
-
-def _along(values: jax.Array, like: jax.Array) -> jax.Array:
-  """[B] -> [B, 1, ...]."""
-  return values.reshape(-1, *(1,) * (like.ndim - 1))
-
-
-def _materialised(x: jax.Array) -> jax.Array:
-  return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jax.lax.optimization_barrier(x)

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dp_jax.gradients.ghost.interpreter import Use
 from dp_jax.gradients.ghost.rules import Contraction, Lookup
+from dp_jax.gradients.ghost.uses import Use
 
 
 def is_dot(use: Use) -> bool:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.ghost import canonical
-from dp_jax.gradients.ghost.interpreter import Use
+from dp_jax.gradients.ghost.uses import Use
 
 # Bytes of temporaries of one chunk. On a CPU the patches of one unit fit its cache, those of a
 # batch do not; an accelerator is idle between chunks.

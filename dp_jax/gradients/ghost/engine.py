@@ -9,15 +9,9 @@ import jax.numpy as jnp
 
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.ghost.batch import Batch
-from dp_jax.gradients.ghost.interpreter import (
-  Recorder,
-  Tapper,
-  UnsupportedError,
-  Use,
-  Value,
-  evaluate,
-)
+from dp_jax.gradients.ghost.interpreter import evaluate
 from dp_jax.gradients.ghost.plan import KNOWN, Group, make_plan
+from dp_jax.gradients.ghost.uses import Recorder, Tapper, UnsupportedError, Use, Value
 from dp_jax.gradients.norms import per_unit_norms, total_norms
 from dp_jax.gradients.styles import ClipRule
 

@@ -6,8 +6,8 @@ import jax
 
 from dp_jax.gradients.clipping import ClippedGrad
 from dp_jax.gradients.ghost import engine as ghost
-from dp_jax.gradients.ghost.interpreter import UnsupportedError
 from dp_jax.gradients.ghost.plan import KNOWN, Group
+from dp_jax.gradients.ghost.uses import UnsupportedError
 
 _HEADER = ("parameters", "uses", "rule", "operations", "bytes")
 

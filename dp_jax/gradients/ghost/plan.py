@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from dp_jax.gradients.ghost import canonical, rules
-from dp_jax.gradients.ghost.interpreter import Use
+from dp_jax.gradients.ghost.uses import Use
 
 # Primitives whose derivative in the parameter operand is known to be what the generic rule takes
 # it for. Under engine "ghost" any other is refused; "auto" applies the generic rule to it too.

@@ -1,0 +1,60 @@
+"""Arrays of a batch of units, as norms and sums take them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dp_jax.gradients import compensated as pairs
+from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.ghost import canonical, rules
+from dp_jax.gradients.ghost.chunks import weighted_sum
+from dp_jax.gradients.ghost.uses import Use
+
+
+def to_weights(use: Use, weights: list[Any], data: list[Any], cotangents: list[Any]) -> list[Any]:
+  """The gradients of a use's parameter operands, of one unit."""
+  if canonical.is_convolution(use):
+    # By patches: the gradient of a batch of one, under vmap, is a grouped convolution.
+    one = canonical.conv_contraction(use, data[0][None], cotangents[0][None])
+    gradient = canonical.conv_gradient(use, rules.gradients(one)[0])
+    return [gradient.astype(weights[0].dtype)]
+  _, pull = jax.vjp(lambda w: use.apply(w, data), weights)
+  return pull(cotangents)[0]
+
+
+def added(parts: list[Compensated], like: jax.Array) -> Compensated:
+  """The sum of pairs of one parameter; a parameter that is never used has none."""
+  if not parts:
+    return pairs.zeros_like(like)
+  total = parts[0]
+  for part in parts[1:]:
+    total = pairs.add(total, part)
+  return total
+
+
+def clipped(grads: jax.Array, scales: jax.Array, finite: jax.Array) -> Compensated:
+  """Of gradients that may hold anything where a scale is zero.
+
+  Both branches are the same sum: were it another one, its rounding would tell of every unit
+  whether some other one is finite.
+  """
+  return jax.lax.cond(
+    finite,
+    lambda: weighted_sum(grads, scales),
+    lambda: weighted_sum(zeroed(grads, scales), scales),
+  )
+
+
+def zeroed(x: jax.Array, scales: jax.Array) -> jax.Array:
+  """Zeros for units of scale zero: 0 * NaN is NaN, and these may hold anything."""
+  return jnp.where(along(scales != 0, x), x, jnp.zeros((), x.dtype))
+
+
+def along(values: jax.Array, like: jax.Array) -> jax.Array:
+  """[B] -> [B, 1, ...]."""
+  return values.reshape(-1, *(1,) * (like.ndim - 1))
+
+
+def materialised(x: jax.Array) -> jax.Array:
+  return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jax.lax.optimization_barrier(x)
