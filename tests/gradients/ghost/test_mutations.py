@@ -228,7 +228,8 @@ def test_a_scale_without_zeroing_is_caught(monkeypatch):
   loss, params, units, _ = CASES["dense"]
   bad = units.at[1, 2].set(math.nan)
   assert np.max(contributions(loss, params, bad)) <= 1
-  monkeypatch.setattr(batch, "_zeroed", lambda x, scales: x)
+  for module in (arrays, batch):
+    monkeypatch.setattr(module, "zeroed", lambda x, scales: x)
   assert np.max(contributions(loss, params, bad)) > 1
 
 
