@@ -11,6 +11,7 @@ device or the host, nor on how the records were loaded.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import jax
@@ -77,47 +78,55 @@ class Views:
     if self.augment == "none":
       return unit
     stream = jax.random.fold_in(key, _STREAM)
-    repeated = jax.tree.map(lambda x: jnp.repeat(x, self.count, axis=0), unit)
-    # The number of a view goes by the record's place, so more of them leave the first as they are.
     size = unit["record_mask"].shape[0]
-    records = jnp.repeat(jnp.arange(size), self.count)
-    numbers = jnp.tile(jnp.arange(self.count), size)
-    fold = jax.vmap(jax.random.fold_in, (None, 0))
-    keys = jax.vmap(jax.random.fold_in)(fold(stream, records), numbers)
-    return {**repeated, "inputs": jax.vmap(self._one)(repeated["inputs"], keys)}
+    record, view = jnp.repeat(jnp.arange(size), self.count), jnp.tile(jnp.arange(self.count), size)
+    # So numbered, more views leave the first ones as they are.
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(stream, view * size + record)
+    # All that is random about a view, uniform on [0, 1): few calls, since each is slow to compile.
+    draws = jax.vmap(lambda key: jax.random.uniform(key, (5,)))(keys)
+    repeated = jax.tree.map(lambda x: jnp.repeat(x, self.count, axis=0), unit)
+    return {**repeated, "inputs": jax.vmap(self._one)(repeated["inputs"], draws)}
 
-  def _one(self, image: jax.Array, key: jax.Array) -> jax.Array:
-    crop_key, flip_key = jax.random.split(key)
+  def _one(self, image: jax.Array, draws: jax.Array) -> jax.Array:
     if self.augment == "pad_mirror_crop_flip":
-      image = pad_mirror_crop(image, crop_key)
+      image = pad_mirror_crop(image, draws[:2])
     else:
-      image = random_resized_crop(image, crop_key, self.min_crop_area)
-    return jnp.where(jax.random.bernoulli(flip_key), image[:, ::-1], image)
+      image = random_resized_crop(image, draws[:4], self.min_crop_area)
+    return jnp.where(draws[4] < 0.5, image[:, ::-1], image)
 
 
-def pad_mirror_crop(image: jax.Array, key: jax.Array) -> jax.Array:
-  """Shifts an image [H, W, C] by up to 4 pixels each way, filling up with its mirror image."""
+def pad_mirror_crop(image: jax.Array, draws: jax.Array) -> jax.Array:
+  """Shifts an image by up to 4 pixels each way, filling up with its mirror image.
+
+  Args:
+    image: [H, W, C], both sides larger than 4.
+    draws: float32[2], uniform on [0, 1), for the vertical and the horizontal place.
+  """
   padded = jnp.pad(image, ((PAD, PAD), (PAD, PAD), (0, 0)), mode="reflect")
-  top, left = jax.random.randint(key, (2,), 0, 2 * PAD + 1)
+  top, left = jnp.floor(draws * (2 * PAD + 1)).astype(jnp.int32)
   return jax.lax.dynamic_slice(padded, (top, left, 0), image.shape)
 
 
-def random_resized_crop(image: jax.Array, key: jax.Array, min_area: float) -> jax.Array:
-  """Scales a random part of an image [H, W, C] to its size: float32[H, W, C].
+def random_resized_crop(image: jax.Array, draws: jax.Array, min_area: float) -> jax.Array:
+  """Scales a random part of an image to the image's size: float32[H, W, C].
 
   The area is uniform on min_area..1 of the image, the proportions log-uniform on 3/4..4/3; a side
   that would be longer than the image is cut to it.
+
+  Args:
+    image: [H, W, C].
+    draws: float32[4], uniform on [0, 1), for place (vertical, horizontal), area and proportions.
+    min_area: above 0, at most 1.
   """
-  area_key, aspect_key, place_key = jax.random.split(key, 3)
   height, width = image.shape[:2]
-  area = jax.random.uniform(area_key, minval=min_area, maxval=1.0)
-  low, high = jnp.log(jnp.asarray(_ASPECTS))
-  aspect = jnp.exp(jax.random.uniform(aspect_key, minval=low, maxval=high))
+  area = min_area + (1.0 - min_area) * draws[2]
+  low, high = math.log(_ASPECTS[0]), math.log(_ASPECTS[1])
+  aspect = jnp.exp(low + (high - low) * draws[3])
   # As shares of the height and width; proportions are those of pixels.
   shape = jnp.asarray([height, width], jnp.float32)
   pixels = jnp.sqrt(area * height * width * jnp.stack([1 / aspect, aspect]))
   share = jnp.minimum(pixels / shape, 1.0)
-  start = jax.random.uniform(place_key, (2,)) * (1.0 - share)
+  start = draws[:2] * (1.0 - share)
   return jax.image.scale_and_translate(
     image.astype(jnp.float32), image.shape, (0, 1), 1.0 / share, -start * shape / share,
     method="linear", antialias=True,

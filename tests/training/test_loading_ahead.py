@@ -46,3 +46,16 @@ def test_a_malformed_record_stops_a_strict_run(tmp_path, monkeypatch):
   monkeypatch.setattr(loop.run.loader, "load", refuses)
   with pytest.raises(ValueError, match="record 7 of digits/train"):
     _train(loop)
+
+
+def test_views_do_not_depend_on_the_microbatch(tmp_path):
+  changes = {"data__augment": "pad_mirror_crop_flip", "data__views": 2}
+  states = []
+  for size in (32, 96):
+    loop = _loop(tmp_path, **changes, train={"steps": 8, "microbatch_size": size})
+    state = init_state(loop.run.params, loop.run.optimizer)
+    states.append(loop.step(loop.step(state, 0), 1))
+  with jax.transfer_guard("allow"):
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), states[0].params, states[1].params
+    )
