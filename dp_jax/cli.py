@@ -30,6 +30,8 @@ def main(argv: Sequence[str]) -> int:
   """Runs one command and returns the exit code."""
   logging.basicConfig(format="%(message)s", stream=sys.stderr)
   logging.getLogger("dp_jax").setLevel(logging.INFO)
+  # A write that fails is told there as a traceback of a thread; what is raised is told here.
+  logging.getLogger("absl").setLevel(logging.CRITICAL)
   if not argv or argv[0] in ("--help", "-h", "help"):
     print(_overview())
     return 0 if argv else 2

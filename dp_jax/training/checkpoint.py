@@ -8,88 +8,232 @@ of the two would reveal it; so it is refused, with each difference named.
 
 import contextlib
 import json
+import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import orbax.checkpoint as ocp
 
 from dp_jax.privacy.keys import MasterKey
+from dp_jax.training.integrity import seal, state_sums
 from dp_jax.training.step import TrainState
 from dp_jax.training.workdir import compare
 
+BEST = "best"
+# Of these metrics less is better.
+_LOWER = ("loss", "calibration_error", "perplexity")
+
+_log = logging.getLogger(__name__)
+
+
+class Restored(NamedTuple):
+  """What a checkpoint holds.
+
+  Attributes:
+    state: of the run.
+    key: the master key; None once the last step was saved and the keys were deleted.
+    key_digest: of the master key.
+    test_key: whether that is a test key.
+  """
+
+  state: TrainState
+  key: MasterKey | None
+  key_digest: str
+  test_key: bool
+
 
 class Checkpoints:
-  """The checkpoints of one run.
+  """The checkpoints of one run: the latest, and the best by a public metric if one is named.
+
+  The best has a manager of its own: one that keeps the best deletes the latest.
 
   Args:
     path: the folder `checkpoints/`.
     keep: how many of the latest to keep.
     fingerprint: what must be the same when the run goes on; JSON values.
+    best_metric: keep the checkpoint that is best by it as well, under `best/`.
   """
 
-  def __init__(self, path: Path, keep: int, fingerprint: Mapping[str, Any]):
+  def __init__(
+    self, path: Path, keep: int, fingerprint: Mapping[str, Any], best_metric: str | None = None
+  ):
     self._path = path
     # As JSON reads it back, so that tuples and lists compare equal.
     self._fingerprint = json.loads(json.dumps(fingerprint))
-    options = ocp.CheckpointManagerOptions(
-      max_to_keep=keep, enable_async_checkpointing=True, cleanup_tmp_directories=True
-    )
-    self._manager = ocp.CheckpointManager(path.absolute(), options=options)
+    self._manager = _manager(path, ocp.CheckpointManagerOptions(max_to_keep=keep))
+    self._best = None
+    if best_metric is not None:
+      (path / BEST).mkdir(exist_ok=True, mode=0o700)
+      self._best = _manager(
+        path / BEST,
+        ocp.CheckpointManagerOptions(
+          max_to_keep=1,
+          best_fn=lambda metrics: metrics[best_metric],
+          best_mode="min" if best_metric in _LOWER else "max",
+        ),
+      )
 
   def latest(self) -> int | None:
     """The step of the latest complete checkpoint."""
     return self._manager.latest_step()
 
   def save(self, step: int, state: TrainState, key: MasterKey) -> None:
-    """Saves in the background; a checkpoint counts only once it is complete."""
+    """Saves in the background; a checkpoint counts only once it is complete.
+
+    Raises:
+      OSError: if this one or the one before could not be written; those that were are intact.
+    """
+    about = {"test_key": key.is_test, "key_digest": key.digest(), "sums": state_sums(state)}
+    about["seal"] = seal(self._fingerprint, about)
     items = {
       "state": ocp.args.StandardSave(state._asdict()),
       "keys": ocp.args.JsonSave({"secret": key.secret.hex()}),
-      "about": ocp.args.JsonSave({"test_key": key.is_test, "key_digest": key.digest()}),
+      "about": ocp.args.JsonSave(about),
       "fingerprint": ocp.args.JsonSave(self._fingerprint),
     }
-    self._manager.save(step, args=ocp.args.Composite(**items))
+    with self._writing():
+      self._manager.save(step, args=ocp.args.Composite(**items))
 
   def wait(self) -> None:
-    """Returns when what was saved is on disk."""
-    self._manager.wait_until_finished()
+    """Returns when what was saved is on disk; OSError as for `save`."""
+    with self._writing():
+      self._manager.wait_until_finished()
 
-  def restore(self, like: TrainState) -> tuple[TrainState, MasterKey | None, str, bool]:
-    """The latest checkpoint's state and key, the key's digest, and whether it is a test key.
+  def save_if_best(self, step: int, state: TrainState, metrics: Mapping[str, Any]) -> None:
+    """Saves what would be released if the metric is the best so far; on disk when this returns."""
+    if self._best is None:
+      return
+    with self._writing():
+      saved = {"average": state.average}
+      args = ocp.args.Composite(
+        state=ocp.args.StandardSave(saved), about=ocp.args.JsonSave({"sums": state_sums(saved)})
+      )
+      self._best.save(step, args=args, metrics=dict(metrics))
+      self._best.wait_until_finished()
 
-    The key is None once the last step was saved and the keys were deleted.
+  def best(self, state: TrainState) -> TrainState:
+    """The state with the average of the best checkpoint, or as it is where no best is kept.
+
+    Raises:
+      ValueError: if that checkpoint cannot be read.
+    """
+    if self._best is None:
+      return state
+    step = self._best.best_step()
+    shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, {"average": state.average})
+    args = ocp.args.Composite(state=ocp.args.StandardRestore(shapes), about=ocp.args.JsonRestore())
+    try:
+      items = self._best.restore(step, args=args)
+      intact = state_sums(items["state"]) == items["about"]["sums"]
+    except Exception as error:
+      raise ValueError(self._no_best(step)) from error
+    if not intact:
+      raise ValueError(self._no_best(step))
+    _log.info("the release holds the parameters of step %d, the best", step)
+    return state._replace(average=items["state"]["average"])
+
+  def _no_best(self, step: int | None) -> str:
+    return (
+      f"the best checkpoint, {str(self._path / BEST / str(step))!r}, cannot be read: restore it"
+      " from a copy, or use a new workdir."
+    )
+
+  def restore(self, like: TrainState) -> Restored:
+    """The latest checkpoint that can be read.
+
+    One that cannot is passed over, with a warning, and deleted. That repeats steps: with the same
+    key, and so bit for bit, and only as long as nothing of them was released, since the keys are
+    deleted before that.
 
     Args:
       like: a state of the same shapes.
 
     Raises:
-      ValueError: if the fingerprint differs, naming each difference.
+      ValueError: if the fingerprint differs, naming each difference; if no checkpoint can be read;
+        or if the only ones are older than a release. All files are as before then.
     """
-    step = self.latest()
-    names = {p.name for p in (self._path / str(step)).iterdir()}
-    # The fingerprint first: a state of other shapes could not be read.
-    saved = self._manager.restore(
-      step, args=ocp.args.Composite(fingerprint=ocp.args.JsonRestore())
-    )["fingerprint"]
-    differences = compare(saved, self._fingerprint)
+    damaged: list[int] = []
+    for step in sorted(self._manager.all_steps(), reverse=True):
+      try:
+        restored = self._read(step, like)
+      except _Damaged as problem:
+        _log.warning("warning: the checkpoint of step %d cannot be read (%s)", step, problem)
+        damaged.append(step)
+        continue
+      if damaged and restored.key is None:
+        break
+      for later in damaged:
+        self._manager.delete(later)
+      self._forget_best_after(step)
+      return restored
+    raise ValueError(
+      f"of the checkpoints in {str(self._path)!r} none can be read from which the run could go on;"
+      " restore the folder from a copy, or use a new workdir."
+    )
+
+  def _read(self, step: int, like: TrainState) -> Restored:
+    """One checkpoint; ValueError if it is of another run, _Damaged if it is not as it was saved."""
+    try:
+      # The fingerprint first: a state of other shapes could not be read.
+      parts = {"about": ocp.args.JsonRestore(), "fingerprint": ocp.args.JsonRestore()}
+      items = self._manager.restore(step, args=ocp.args.Composite(**parts))
+      about, fingerprint = dict(items["about"]), items["fingerprint"]
+      whole = about.pop("seal", None) == seal(fingerprint, about)
+    except Exception as error:
+      raise _Damaged(type(error).__name__) from error
+    if not whole:
+      raise _Damaged("its description was changed")
+    differences = compare(fingerprint, self._fingerprint)
     if differences:
       raise ValueError(
         f"the checkpoint in {str(self._path)!r} is of another run: {'; '.join(differences)}."
         " Going on would put old noise on new gradients. Use a new workdir."
       )
+    state, key = self._read_state(step, like)
+    if state_sums(state) != about["sums"]:
+      raise _Damaged("its arrays were changed")
+    if key is not None:
+      key = MasterKey(key.secret, about["test_key"])
+      if key.digest() != about["key_digest"]:
+        raise _Damaged("its key was changed")
+    return Restored(state, key, about["key_digest"], about["test_key"])
+
+  def _read_state(self, step: int, like: TrainState) -> tuple[TrainState, MasterKey | None]:
     shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like._asdict())
-    wanted = {"state": ocp.args.StandardRestore(shapes), "about": ocp.args.JsonRestore()}
-    if "keys" in names:
+    wanted: dict[str, Any] = {"state": ocp.args.StandardRestore(shapes)}
+    has_key = (self._path / str(step) / "keys").exists()
+    if has_key:
       wanted["keys"] = ocp.args.JsonRestore()
-    items = self._manager.restore(step, args=ocp.args.Composite(**wanted))
-    is_test, digest = items["about"]["test_key"], items["about"]["key_digest"]
-    key = None
-    if "keys" in names:
-      key = MasterKey(bytes.fromhex(items["keys"]["secret"]), is_test)
-    return TrainState(**items["state"]), key, digest, is_test
+    try:
+      items = self._manager.restore(step, args=ocp.args.Composite(**wanted))
+      key = MasterKey(bytes.fromhex(items["keys"]["secret"])) if has_key else None
+    except Exception as error:
+      raise _Damaged(type(error).__name__) from error
+    return TrainState(**items["state"]), key
+
+  def _forget_best_after(self, step: int) -> None:
+    """Of steps that are about to be repeated: elsewhere they would have other noise."""
+    for later in self._best.all_steps() if self._best is not None else ():
+      if self._best is not None and later > step:
+        self._best.delete(later)
+
+  @contextlib.contextmanager
+  def _writing(self) -> Iterator[None]:
+    """Turns whatever orbax raises into one OSError that says what to do."""
+    try:
+      yield
+    except Exception as error:
+      text = " ".join(str(error).split())
+      full = "No space left on device" in text
+      good = self.latest()
+      raise OSError(
+        f"cannot write a checkpoint to {str(self._path)!r}: {'the disk is full' if full else text}."
+        f" {'None is complete' if good is None else f'That of step {good} is intact'}; make room"
+        " and give the same command again."
+      ) from error
 
   def discard(self) -> None:
     """Deletes the checkpoints of a run that may not start."""
@@ -99,6 +243,20 @@ class Checkpoints:
   def close(self) -> None:
     """Waits and lets go of the folder."""
     self._manager.close()
+    if self._best is not None:
+      self._best.close()
+
+
+class _Damaged(Exception):
+  """A checkpoint is not as it was saved."""
+
+
+def _manager(path: Path, options: ocp.CheckpointManagerOptions) -> ocp.CheckpointManager:
+  # What was half-written. Orbax would remove it in the background, while the same step is saved.
+  for left in path.glob("*.orbax-checkpoint-tmp*") if jax.process_index() == 0 else ():
+    shutil.rmtree(left)
+  options.enable_async_checkpointing = True
+  return ocp.CheckpointManager(path.absolute(), options=options)
 
 
 def delete_keys(path: Path) -> None:

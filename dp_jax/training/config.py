@@ -147,10 +147,14 @@ class CheckpointConfig:
   Attributes:
     every: save each so many steps.
     keep: how many to keep.
+    best_metric: release the parameters of the evaluation (each eval.every steps, and the last) that
+      was best by this metric, in place of the last ones. For public data only: elsewhere the choice
+      tells of the evaluation data. The statement is of all planned steps under both.
   """
 
   every: int = 50
   keep: int = 2
+  best_metric: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -147,8 +147,9 @@ def run_steps(
       peak=units_per_second_at_peak(run), enabled=progress,
     )  # fmt: skip
     saving = Saving(checkpoints, key, loop.log, run)
+    # Saving last: whoever goes on from a checkpoint has all that the other hooks made of its step.
     hooks: tuple[Hook, ...] = (
-      loop.log, Shown(bar, run, board), saving, Evaluation(run, workdir, board)
+      loop.log, Shown(bar, run, board), Evaluation(run, workdir, checkpoints, board), saving
     )  # fmt: skip
     for hook in hooks:
       stack.callback(hook.close)
@@ -172,23 +173,32 @@ def put(microbatch: Microbatch) -> Microbatch:
 
 
 class Evaluation:
-  """Evaluates each so many steps; the last step's evaluation is part of completing the run.
+  """Evaluates each so many steps, and offers what it saw to the keeper of the best checkpoint.
+
+  What is released is evaluated when the run completes; here the last step is only where a best
+  checkpoint is kept.
 
   Args:
     run: what was prepared.
     workdir: where the results go.
-    board: where they are plotted.
+    checkpoints: of this run.
+    board: where the results are plotted.
   """
 
-  def __init__(self, run: Run, workdir: WorkDir, board: Board | None = None):
-    self._run, self._workdir, self._board = run, workdir, board
+  def __init__(
+    self, run: Run, workdir: WorkDir, checkpoints: Checkpoints, board: Board | None = None
+  ):
+    self._run, self._workdir, self._checkpoints, self._board = run, workdir, checkpoints, board
 
   def after_step(self, step: int, state: TrainState) -> None:
     """Evaluates if it is time."""
-    every, steps = self._run.config.eval.every, self._run.mechanism.steps
-    if not every or step % every or step == steps:
+    config, last = self._run.config, step == self._run.mechanism.steps
+    wanted = config.checkpoint.best_metric is not None
+    if not (last and wanted) and (last or not config.eval.every or step % config.eval.every):
       return
     metrics = evaluate_state(self._run, state).scalars()
+    if wanted:
+      self._checkpoints.save_if_best(step, state, metrics)
     log_metrics(self._run, self._workdir, step, metrics)
     if self._board is not None:
       self._board.scalars(step, "eval", metrics)

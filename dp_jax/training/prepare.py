@@ -34,6 +34,7 @@ from dp_jax.training.data import (
   units_digest,
 )
 from dp_jax.training.data_config import DataConfig
+from dp_jax.training.selection import check_selection
 from dp_jax.training.target import make_mechanism
 
 _PACKAGES = ("dp_jax", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
@@ -150,6 +151,7 @@ def prepare(config: Config) -> Run:
   views = Views(data.augment, data.views, data.min_crop_area)
   views.check(record.input_shape)
   spec = _model_spec(config.model, record, source)
+  check_selection(config, spec.num_classes)
   released, params, frozen, weights_digest = _model(config, spec)
   task = _in_compute_dtype(released, config)
   privacy, mechanism = make_mechanism(config, loader.num_units)

@@ -33,6 +33,7 @@ from dp_jax.tasks.classification import Classification
 from dp_jax.training.config import Config
 from dp_jax.training.data import is_strict, open_split
 from dp_jax.training.prepare import Run
+from dp_jax.training.selection import selection_warnings
 from dp_jax.training.step import TrainState
 from dp_jax.training.workdir import WorkDir
 
@@ -170,7 +171,11 @@ def _facts(run: Run, privacy: PrivacySpec, test_key: bool, ledger: Ledger) -> Re
     hyperparameter_selection=(
       config.privacy.hyperparameter_selection or HYPERPARAMETERS_NOT_RECORDED
     ),
-    warnings=run.weights_warnings if public else (*run.warnings, *run.weights_warnings),
+    warnings=(
+      *(() if public else run.warnings),
+      *run.weights_warnings,
+      *selection_warnings(config),
+    ),
   )
 
 

@@ -97,7 +97,9 @@ def train(
   folder = WorkDir(workdir)
   with folder.open(config.to_dict()):
     if not folder.result.exists():
-      checkpoints = Checkpoints(folder.checkpoints, config.checkpoint.keep, run.fingerprint())
+      checkpoints = Checkpoints(
+        folder.checkpoints, config.checkpoint.keep, run.fingerprint(), config.checkpoint.best_metric
+      )
       try:
         begun, ledger = begin(
           run, folder, checkpoints,
@@ -109,6 +111,7 @@ def train(
           state = run_steps(
             run, folder, checkpoints, state, begun.key, progress=progress, label=label
           )
+        state = checkpoints.best(state)
       finally:
         checkpoints.close()
       # Before anything is released: with a key, the noise could be taken away.

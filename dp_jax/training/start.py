@@ -2,32 +2,15 @@
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
 
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.ledger import Ledger
-from dp_jax.training.checkpoint import Checkpoints
+from dp_jax.training.checkpoint import Checkpoints, Restored
 from dp_jax.training.prepare import Run
-from dp_jax.training.step import TrainState, init_state
+from dp_jax.training.step import init_state
 from dp_jax.training.workdir import WorkDir, cut_log
 
 _log = logging.getLogger(__name__)
-
-
-class Begun(NamedTuple):
-  """Where to go on.
-
-  Attributes:
-    state: of the latest checkpoint, or before step 0.
-    key: the master key; None after the last step, when the keys were deleted.
-    key_digest: of the master key.
-    test_key: whether that is a test key.
-  """
-
-  state: TrainState
-  key: MasterKey | None
-  key_digest: str
-  test_key: bool
 
 
 def begin(
@@ -36,7 +19,7 @@ def begin(
   checkpoints: Checkpoints,
   new_key: Callable[[], MasterKey],
   reserve: Callable[[str], Ledger],
-) -> tuple[Begun, Ledger]:
+) -> tuple[Restored, Ledger]:
   """Restores or makes the state, and reserves the budget.
 
   The key is on disk before the budget is reserved, and both before step 0: a restart at any moment
@@ -56,7 +39,7 @@ def begin(
   """
   state = init_state(run.params, run.optimizer)
   if checkpoints.latest() is not None:
-    begun = Begun(*checkpoints.restore(state))
+    begun = checkpoints.restore(state)
     done = int(begun.state.step)
     if begun.key is None and done < run.mechanism.steps:
       raise ValueError(f"the keys of this run are gone at step {done}; use a new workdir.")
@@ -69,7 +52,7 @@ def begin(
         " pass over the data would release more than its statement says. Use a new workdir."
       )
     key = new_key()
-    begun = Begun(state, key, key.digest(), key.is_test)
+    begun = Restored(state, key, key.digest(), key.is_test)
     checkpoints.save(0, state, key)
     checkpoints.wait()
     ledger = _reserve_or_discard(reserve, key.digest(), checkpoints)

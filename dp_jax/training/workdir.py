@@ -97,7 +97,8 @@ class WorkDir:
 # Changing these changes neither the mechanism nor the model that a run ends with.
 # (Weights are compared by their hash.)
 FREE_KEYS = (
-  "checkpoint",
+  "checkpoint.every",
+  "checkpoint.keep",
   "eval",
   "model.weights",
   "data.workers",
