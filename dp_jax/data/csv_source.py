@@ -134,7 +134,7 @@ class CsvSource:
       empty = np.isnan(values)
       filled = np.clip(np.where(empty, default, values), low, high)
       columns.append((filled - low) / (high - low) * 2 - 1)
-      missing.append(np.where(empty, 1.0, -1.0))
+      missing.append(empty.astype(np.float64))
     both = columns + (missing if spec.missing_indicators else [])
     return np.stack(both, axis=1).astype(np.float32)
 

@@ -21,7 +21,7 @@ class TableSpec:
     features: columns of numbers that are the input.
     feature_ranges: (low, high) of each, mapped to [-1, 1]; what lies outside is clipped.
     feature_defaults: of each, the value in place of none; None takes the middle of its range.
-    missing_indicators: adds for each feature an input that is 1 where it has no value, else -1.
+    missing_indicators: adds for each feature an input that is 1 where it has no value, else 0.
     image_column: in place of features, the column with paths of JPEG or PNG files.
     image_root: the folder that these paths start from; None means that of the CSV file.
     uncertain: what a label of -1 stands for (CheXpert's "uncertain").

@@ -58,7 +58,7 @@ def test_a_missing_value_is_the_declared_one_and_may_be_shown(tmp_path):
   source = open_text(tmp_path, text, spec)
   assert source.info.input_shape == (4,)
   np.testing.assert_allclose(
-    source.gather(np.arange(2))["inputs"], [[-0.6, -0.6, 1, -1], [-0.2, -0.8, -1, 1]], atol=1e-6
+    source.gather(np.arange(2))["inputs"], [[-0.6, -0.6, 1, 0], [-0.2, -0.8, 0, 1]], atol=1e-6
   )
 
 
