@@ -141,6 +141,11 @@ class CsvSource:
   def _read_labels(self) -> np.ndarray:
     """int64[num_records], or float32[num_records, num_classes] of several columns."""
     spec = self._spec
+    if not spec.labelled:
+      shape = (self._table.num_rows, len(spec.label_columns))
+      return (
+        np.full(shape, UNKNOWN, np.float32) if spec.multilabel else np.zeros(shape[0], np.int64)
+      )
     if spec.multilabel:
       columns = [self._known(name, self._binary(name)) for name in spec.label_columns]
       return np.stack(columns, axis=1).astype(np.float32)

@@ -31,6 +31,8 @@ class TableSpec:
     eval_split: the name of that split; any other is the rest.
     unit_column: the column of units, by which eval_fraction splits.
     seed: picks that share.
+    labelled: False reads no labels, for predictions on people of whom none are known: they are 0,
+      or not known where there are several.
   """
 
   label_columns: tuple[str, ...]
@@ -48,6 +50,7 @@ class TableSpec:
   eval_split: str = "test"
   unit_column: str | None = None
   seed: int = 0
+  labelled: bool = True
 
   def __post_init__(self) -> None:
     """Refuses what contradicts itself, naming keys of the data section."""

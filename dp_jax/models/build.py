@@ -37,6 +37,7 @@ class ModelSpec:
     num_classes: the number of its outputs.
     value_range: (low, high) of the raw values, mapped to [-1, 1] before the model.
     class_names: names of the classes, or () where they have none.
+    multilabel: the outputs are yes-or-no labels of their own, not classes of which one is right.
   """
 
   name: str
@@ -45,6 +46,7 @@ class ModelSpec:
   num_classes: int
   value_range: tuple[float, float]
   class_names: tuple[str, ...] = ()
+  multilabel: bool = False
 
   def build(self, seed: int, compute_dtype: str = "float32") -> nnx.Module:
     """A freshly initialised module.

@@ -53,7 +53,13 @@ def records_used(record: Record) -> str:
   if record["unit"] == RECORD_UNIT:
     return ""
   limit = record["max_records_per_unit"]
-  used = "its first record" if limit == 1 else f"the mean over its first {formatting.count(limit)}"
-  left_out = record["treated_as_public"].get("records_left_out")
-  rest = "records beyond" if left_out is None else f"{formatting.count(left_out)} records beyond"
-  return f" ({used}{'' if limit == 1 else ' records'}; {rest} are left out)"
+  used = "its first record" if limit == 1 else f"the mean over its first {limit:,} records"
+  return f" ({used}; {_left_out(record)})"
+
+
+def _left_out(record: Record) -> str:
+  """How many records are beyond K, in no more detail than is public."""
+  count = record["treated_as_public"].get("records_left_out")
+  if count is None:
+    return "records beyond are left out"
+  return f"{formatting.count(count)} records beyond are left out" if count else "none has more"

@@ -35,8 +35,11 @@ class Classification:
     logits = self.logits(
       self.model.bind({**params, **frozen}, key), unit["inputs"], unit["record_mask"]
     )
-    losses = _cross_entropy(logits, unit["label"], self.label_smoothing)
-    return _mean(losses, unit["record_mask"])
+    return _mean(*self.record_losses(logits, unit))
+
+  def record_losses(self, logits: jax.Array, unit: Unit) -> tuple[jax.Array, jax.Array]:
+    """Losses float32[K] of records, and bool[K], which of them count."""
+    return _cross_entropy(logits, unit["label"], self.label_smoothing), unit["record_mask"]
 
   def losses(self, frozen: Arrays, params: Arrays, units: Unit, keys: Any) -> jax.Array:
     """Losses of a batch of units, float32[B]: the vmap of `loss`, by definition."""

@@ -20,6 +20,7 @@ def open_split(
   *,
   input_shape: tuple[int, ...] | None = None,
   class_names: tuple[str, ...] | None = None,
+  labelled: bool = True,
 ) -> Source:
   """Opens a split of the configured data.
 
@@ -28,6 +29,7 @@ def open_split(
     name: of the split.
     input_shape: what data.input_shape is by default.
     class_names: what data.class_names is by default, so that all splits number classes alike.
+    labelled: False does without the labels of a table.
 
   Raises:
     ValueError: if it is not there or malformed.
@@ -37,11 +39,11 @@ def open_split(
     data.source, name, path=data.path, seed=data.seed, num_records=data.num_records,
     input_shape=data.input_shape or input_shape, resize=data.resize,
     crop_fraction=data.crop_fraction, class_names=data.class_names or class_names,
-    table=_table_spec(config) if data.source == "csv" else None,
+    table=_table_spec(config, labelled) if data.source == "csv" else None,
   )  # fmt: skip
 
 
-def _table_spec(config: Config) -> TableSpec:
+def _table_spec(config: Config, labelled: bool) -> TableSpec:
   data, unit = config.data, config.privacy.unit
   return TableSpec(
     label_columns=data.label_columns or (), class_names=data.class_names or (),
@@ -50,6 +52,7 @@ def _table_spec(config: Config) -> TableSpec:
     image_column=data.image_column, image_root=data.image_root, uncertain=data.uncertain,
     blank=data.blank, split_column=data.split_column, eval_fraction=data.eval_fraction,
     eval_split=data.eval_split, unit_column=None if unit == "record" else unit, seed=data.seed,
+    labelled=labelled,
   )  # fmt: skip
 
 

@@ -22,6 +22,7 @@ from dp_jax.models.functional import Arrays, partition, split
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report.privacy_json import delta_warnings
+from dp_jax.tasks.build import build_task
 from dp_jax.tasks.classification import Classification
 from dp_jax.training import tensorboard
 from dp_jax.training.config import Config, ModelConfig, TrainConfig
@@ -187,7 +188,7 @@ def _record_spec(data: DataConfig, source: Source) -> tuple[RecordSpec, list[str
 def _model_spec(model: ModelConfig, record: RecordSpec, source: Source) -> ModelSpec:
   return ModelSpec(
     model.name, model.sizes(), record.input_shape, record.num_classes, record.value_range,
-    tuple(source.info.class_names),
+    tuple(source.info.class_names), record.multilabel,
   )  # fmt: skip
 
 
@@ -200,7 +201,7 @@ def _model(config: Config, spec: ModelSpec) -> tuple[Classification, Arrays, Arr
     arrays, digest = weights.initialise_from(arrays, Path(model.weights))
   if model.head_init_std is not None:
     arrays = _initialise_head(arrays, model.head_init_std, config.seed)
-  task = Classification(functional, spec, config.train.label_smoothing)
+  task = build_task(functional, spec, config.train.label_smoothing)
   task.check(arrays)
   params, frozen = partition(functional, arrays, model.trainable)
   return task, params, frozen, digest

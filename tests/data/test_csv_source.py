@@ -239,3 +239,12 @@ def test_files_that_are_no_tables_are_refused(tmp_path):
       open_source("csv", "train", path=path, table=spec)
   with pytest.raises(ValueError, match=r"set data\.path"):
     open_source("csv", "train", table=SPEC)
+
+
+def test_without_labels_there_need_be_no_label_column(tmp_path):
+  spec = dataclasses.replace(SPEC, labelled=False)
+  source = open_text(tmp_path, "age,bp\n50,100\n60,-1\n", spec)
+  assert source.gather(np.arange(2))["label"].tolist() == [0, 0]
+  several = dataclasses.replace(spec, label_columns=("a", "b"), class_names=())
+  source = open_text(tmp_path, "age,bp\n50,100\n", several)
+  np.testing.assert_array_equal(source[0]["label"], [-1, -1])

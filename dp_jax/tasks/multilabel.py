@@ -1,0 +1,44 @@
+"""Several yes-or-no labels of one record, some of them not known."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dp_jax.models.functional import Arrays
+from dp_jax.tasks.classification import Classification, Unit
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiLabel(Classification):
+  """Sigmoid cross-entropy; of a record the mean over its known labels, of a unit over its records.
+
+  A unit is {"inputs": [K, *input_shape], "label": float32[K, num_classes], "record_mask": bool[K]}
+  with labels 1 (yes), 0 (no) and -1 (not known). A record of which nothing is known does not count.
+  """
+
+  def record_losses(self, logits: jax.Array, unit: Unit) -> tuple[jax.Array, jax.Array]:
+    """Losses float32[K] of records, and bool[K], which of them count."""
+    labels = unit["label"]
+    known = labels >= 0
+    smoothed = jnp.where(known, labels, 0.0) * (1 - self.label_smoothing) + self.label_smoothing / 2
+    losses = optax.sigmoid_binary_cross_entropy(logits, smoothed)
+    count = jnp.maximum(known.sum(axis=-1), 1).astype(jnp.float32)
+    means = jnp.where(known, losses, 0.0).sum(axis=-1) / count
+    return means, unit["record_mask"] & known.any(axis=-1)
+
+  def predict(self, arrays: Arrays, inputs: jax.Array) -> jax.Array:
+    """The probability of yes, float32[N, num_classes], of raw inputs [N, *input_shape]."""
+    logits = self.logits(self.model.bind(arrays), inputs, jnp.ones(inputs.shape[0], bool))
+    return jax.nn.sigmoid(logits)
+
+  def made_up_units(self, count: int, max_records_per_unit: int) -> dict[str, Any]:
+    """Units with random inputs and labels, the first of them known: [count, K, ...]."""
+    units = super().made_up_units(count, max_records_per_unit)
+    shape = (count, max_records_per_unit, self.spec.num_classes)
+    labels = np.random.default_rng(1).integers(-1, 2, shape).astype(np.float32)
+    labels[..., 0] = np.maximum(labels[..., 0], 0)
+    return {**units, "label": labels}

@@ -1,0 +1,36 @@
+"""The config of a real table: clinical measurements with gaps, people as units."""
+
+import dataclasses
+import json
+
+import numpy as np
+from sklearn.metrics import roc_auc_score
+
+import dp_jax
+from configs.nhanes_mortality import get_config
+from dp_jax.training.config import Config
+from dp_jax.training.data import read_groups
+from dp_jax.training.prepare import prepare
+from dp_jax.training.run import train
+
+
+def test_death_within_ten_years(shared_data, tmp_path):
+  config = Config.from_dict(get_config().to_dict())
+  path = str(shared_data / "nhanes_mortality.csv")
+  config = dataclasses.replace(config, data=dataclasses.replace(config.data, path=path))
+  train(config, tmp_path / "run", progress=False)
+  run = prepare(config)
+  held_out = run.eval_loader.source
+  assert run.loader.num_units == 7990 and len(held_out) == 1927
+  people = run.loader.source.column("person_id")
+  assert not set(people) & set(held_out.column("person_id"))
+  batch = held_out.gather(np.arange(1927))
+  scores = dp_jax.load_release(tmp_path / "run").predict(batch["inputs"])[:, 1]
+  assert roc_auc_score(batch["label"], scores) > 0.82
+  groups = read_groups(config.data, held_out)
+  assert set(groups["age"]) == {"below 40", "40 to 60", "60 and above"}
+  assert set(groups["sex"]) == {"female", "male"}
+  record = json.loads((tmp_path / "run" / "release" / "privacy.json").read_text())
+  assert record["epsilon"] <= 1.0 and record["unit"] == "person_id"
+  assert record["treated_as_public"]["records_left_out"] == 0
+  assert "its first record; none has more" in record["statement"]
