@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -97,15 +98,16 @@ class FolderSource:
       "label": int(self._labels[index]),
     }
 
-  def gather(self, indices: np.ndarray) -> list[Record | RecordError]:
-    """The records at `indices` (int64[n]), with the error in place of an unreadable one."""
-    records: list[Record | RecordError] = []
+  def gather(self, indices: np.ndarray) -> Iterator[Record | RecordError]:
+    """The records at `indices` (int64[n]), with the error in place of an unreadable one.
+
+    Each is decoded when it is asked for, so that only one is in memory beside the batch.
+    """
     for index in indices:
       try:
-        records.append(self[int(index)])
+        yield self[int(index)]
       except RecordError as error:
-        records.append(error)
-    return records
+        yield error
 
   def column(self, name: str) -> np.ndarray:
     """A folder has no columns."""

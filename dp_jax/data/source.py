@@ -7,7 +7,7 @@ state to save or to keep in step across hosts.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -70,12 +70,12 @@ class Source(Protocol):
   def __getitem__(self, index: int) -> Record:
     """One record: "inputs" [*input_shape] and "label", an integer. May raise RecordError."""
 
-  def gather(self, indices: np.ndarray) -> dict[str, np.ndarray] | Sequence[Record | RecordError]:
+  def gather(self, indices: np.ndarray) -> dict[str, np.ndarray] | Iterable[Record | RecordError]:
     """Several records at once.
 
     A source whose records all have one shape returns them stacked, {"inputs": [n, ...],
-    "label": int64[n]}. Any other returns a list, with the error in the place of a record that
-    cannot be read.
+    "label": int64[n]}. Any other gives them one by one, with the error in the place of a record
+    that cannot be read.
     """
 
   def column(self, name: str) -> np.ndarray:
@@ -188,7 +188,7 @@ class Head:
       raise IndexError(f"record {index} of {len(self)}")
     return self._source[index]
 
-  def gather(self, indices: np.ndarray) -> dict[str, np.ndarray] | Sequence[Record | RecordError]:
+  def gather(self, indices: np.ndarray) -> dict[str, np.ndarray] | Iterable[Record | RecordError]:
     """The records at `indices` (int64[n])."""
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
       raise IndexError(f"records {indices.min()}..{indices.max()} of {len(self)}")

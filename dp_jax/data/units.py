@@ -221,13 +221,10 @@ class UnitLoader:
     self._note(problems)
     record_mask[record_mask] = usable
     units = {
-      "inputs": np.zeros((size, slots, *self._spec.input_shape), images.dtype),
-      "label": self._spec.no_labels(size, slots),
+      "inputs": _placed(images, members >= 0),
+      "label": _placed(labels, members >= 0),
       "record_mask": record_mask,
     }
-    filled = members >= 0
-    units["inputs"][filled] = images
-    units["label"][filled] = labels
     return units, np.arange(size) < len(indices)
 
   def _note(self, problems: dict[int, str]) -> None:
@@ -246,6 +243,18 @@ def _unit_index(num_records: int, unit_ids: Ids | None, units: Ids | None, slots
   if len(unit_ids) != num_records:
     raise ValueError(f"{len(unit_ids)} unit_ids for {num_records} records")
   return UnitIndex.from_ids(unit_ids, slots, units)
+
+
+def _placed(values: np.ndarray, filled: np.ndarray) -> np.ndarray:
+  """Values [n, ...] in the places where `filled`, bool[size, K], is True; zeros elsewhere.
+
+  Where all are, which is the case of most microbatches of images, nothing is copied.
+  """
+  if filled.all():
+    return values.reshape(*filled.shape, *values.shape[1:])
+  placed = np.zeros((*filled.shape, *values.shape[1:]), values.dtype)
+  placed[filled] = values
+  return placed
 
 
 def _complaint(source: Source, index: int, problem: str) -> str:

@@ -30,7 +30,7 @@ def test_records_are_in_the_order_of_class_and_name(tmp_path):
   source = _open(tmp_path)
   assert source.info.class_names == ("cat", "dog") and source.info.num_classes == 2
   assert source.info.input_shape == (4, 4, 3) and len(source) == 3
-  records = source.gather(np.array([2, 0, 1]))
+  records = [*source.gather(np.array([2, 0, 1]))]
   assert [record["label"] for record in records] == [1, 0, 1]
   assert [record["inputs"][0, 0, 0] for record in records] == [3, 2, 1]
   one = source[1]["inputs"]
@@ -67,7 +67,7 @@ def test_unreadable_files_have_zero_weight_unless_strict(tmp_path):
   (tmp_path / "train" / "b" / "1.png").unlink()
   (tmp_path / "train" / "b" / "link.png").symlink_to("nowhere")
   assert len(_open(tmp_path)) == 4  # a link to nothing is a record that cannot be read
-  records = source.gather(np.arange(4))
+  records = [*source.gather(np.arange(4))]
   assert [isinstance(record, RecordError) for record in records] == [False, True, True, False]
   spec = RecordSpec((4, 4, 3), 2, (0.0, 255.0))
   loader = UnitLoader(source, spec)

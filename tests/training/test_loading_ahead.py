@@ -52,7 +52,7 @@ def test_views_do_not_depend_on_the_microbatch(tmp_path):
   changes = {"data__augment": "pad_mirror_crop_flip", "data__views": 2}
   states = []
   for size in (32, 96):
-    loop = _loop(tmp_path, **changes, train={"steps": 8, "microbatch_size": size})
+    loop = _loop(tmp_path, **changes, train={"steps": 8, "microbatch_size": size, "engine": "vmap"})
     state = init_state(loop.run.params, loop.run.optimizer)
     states.append(loop.step(loop.step(state, 0), 1))
   with jax.transfer_guard("allow"):
