@@ -13,12 +13,12 @@ from typing import NoReturn
 
 from absl import flags
 
-from dp_jax.commands import mechanisms, runs
+from dp_jax.commands import features, mechanisms, runs
 from dp_jax.training.stopping import Stopped
 
 _TRACEBACK = "DP_JAX_TRACEBACK"
 
-COMMANDS = {**runs.COMMANDS, **mechanisms.COMMANDS}
+COMMANDS = {**runs.COMMANDS, **features.COMMANDS, **mechanisms.COMMANDS}
 
 
 def run() -> NoReturn:

@@ -7,10 +7,16 @@ from typing import Any
 from ml_collections import config_dict
 
 from dp_jax.training.config import Config
+from dp_jax.training.features_config import FeaturesConfig
+
+
+def base_features_config() -> config_dict.ConfigDict:
+  """All keys of `dp-jax features` at their defaults, as its config files start from."""
+  return _section(FeaturesConfig())
 
 
 def base_config() -> config_dict.ConfigDict:
-  """All keys at their defaults, as a config file starts from.
+  """All keys of a run at their defaults, as a config file starts from.
 
   A key that may be left out is a placeholder of its type, so that
   `--config.privacy.epsilon=2` works whether or not the file sets it.

@@ -39,8 +39,8 @@ def define_config(values: flags.FlagValues) -> None:
   )
 
 
-def config_of(values: flags.FlagValues) -> Any:
-  """The checked configuration of --config and its overrides."""
+def config_of(values: flags.FlagValues, kind: Any = None) -> Any:
+  """The checked configuration of --config and its overrides: a `Config`, or another kind."""
   from dp_jax.training.config import Config
 
   if values["config"].value is None:
@@ -49,4 +49,4 @@ def config_of(values: flags.FlagValues) -> Any:
     content = values["config"].value.to_dict()
   except OSError as error:  # ml_collections keeps the failure to load until the first use
     raise ValueError(f"cannot load the config file: {str(error).splitlines()[-1]}") from error
-  return Config.from_dict(content)
+  return (kind or Config).from_dict(content)

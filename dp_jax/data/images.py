@@ -14,10 +14,11 @@ from typing import get_args
 import numpy as np
 from PIL import Image
 
-from dp_jax.data.source import RecordError, ResizePolicy
+from dp_jax.data.source import Interpolation, RecordError, ResizePolicy
 
 RESIZE_POLICIES: tuple[str, ...] = get_args(ResizePolicy)
 FORMATS = ("JPEG", "PNG")
+_FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
 # What is wrong with one path. Other errors of the operating system (no memory, no file handles, a
 # network drive that is away) say nothing of the record: the same step would differ when repeated.
@@ -47,11 +48,13 @@ class ImageDecoder:
       so that an image of another one is malformed.
     crop_fraction: how much of the height and width of that centred part is kept; 0.875 is usual
       on ImageNet (224 of 256).
+    interpolation: "bilinear" or "bicubic"; either averages over what it makes smaller.
   """
 
   shape: tuple[int, int, int]
   resize: ResizePolicy = "centre_crop"
   crop_fraction: float = 1.0
+  interpolation: Interpolation = "bilinear"
 
   def __post_init__(self) -> None:
     """Refuses what cannot be decoded to."""
@@ -61,6 +64,9 @@ class ImageDecoder:
       )
     if self.resize not in RESIZE_POLICIES:
       raise ValueError(f"resize {self.resize!r} is not one of {', '.join(RESIZE_POLICIES)}")
+    if self.interpolation not in _FILTERS:
+      known = ", ".join(_FILTERS)
+      raise ValueError(f"interpolation {self.interpolation!r} is not one of {known}")
     if not 0 < self.crop_fraction <= 1:
       raise ValueError(f"crop_fraction must be above 0 and at most 1, not {self.crop_fraction}")
     if self.resize != "centre_crop" and self.crop_fraction != 1:
@@ -110,7 +116,7 @@ class ImageDecoder:
       image.draft(mode, enough)  # does nothing to what is no JPEG
       image, box = _converted(image, mode), self._box(*image.size)
       if box != (0, 0, width, height):
-        image = image.resize((width, height), Image.Resampling.BILINEAR, box=box)
+        image = image.resize((width, height), _FILTERS[self.interpolation], box=box)
     pixels = np.asarray(image)
     return pixels[..., None] if channels == 1 else pixels
 

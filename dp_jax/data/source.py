@@ -17,6 +17,7 @@ from dp_jax.data.table_spec import TableSpec
 
 Record = Mapping[str, Any]
 ResizePolicy = Literal["centre_crop", "stretch", "none"]
+Interpolation = Literal["bilinear", "bicubic"]
 
 
 class RecordError(ValueError):
@@ -213,6 +214,7 @@ def open_source(
   input_shape: tuple[int, ...] | None = None,
   resize: ResizePolicy = "centre_crop",
   crop_fraction: float = 1.0,
+  interpolation: Interpolation = "bilinear",
   class_names: tuple[str, ...] | None = None,
   table: TableSpec | None = None,
 ) -> Source:
@@ -232,6 +234,7 @@ def open_source(
     input_shape: (height, width, channels) to which encoded images are brought.
     resize: how, as `dp_jax.data.images.ImageDecoder` says.
     crop_fraction: of "centre_crop", how much of the height and width is kept.
+    interpolation: of what is resized.
     class_names: of "folder", its class folders in the order of their labels; None takes those that
       are there, sorted.
     table: how the rows of "csv" become records.
@@ -266,7 +269,7 @@ def open_source(
   elif name == "folder":
     from dp_jax.data import folder, images
 
-    decoder = images.ImageDecoder(_image_shape(input_shape), resize, crop_fraction)
+    decoder = images.ImageDecoder(_image_shape(input_shape), resize, crop_fraction, interpolation)
     source = folder.FolderSource(path, split, decoder, class_names=class_names)
   elif name == "csv":
     from dp_jax.data import csv_source, images

@@ -63,10 +63,7 @@ class ClippedGrad:
     Raises:
       ValueError: if the adjacency is not one of the three.
     """
-    factors = {"zero_out": 1.0, "add_or_remove_one": 1.0, "replace_one": 2.0}
-    if adjacency not in factors:
-      raise ValueError(f"adjacency {adjacency!r} is not one of {', '.join(factors)}.")
-    return factors[adjacency] * self.clip_norm
+    return sensitivity(self.clip_norm, adjacency)
 
   def __call__(
     self, params: PyTree, units: PyTree, mask: Any = None, key: Any = None
@@ -229,6 +226,18 @@ def plain_units_under_removal(expected_batch_size: float) -> int:
   """
   most = _PLAIN_PRODUCT / max(1.0, expected_batch_size)
   return int(min(PLAIN_UNITS, max(_FEWEST_PLAIN, 2 ** int(math.log2(max(1.0, most))))))
+
+
+def sensitivity(clip_norm: float, adjacency: str) -> float:
+  """L2 sensitivity of a sum over units of vectors that are at most `clip_norm` long.
+
+  Raises:
+    ValueError: if the adjacency is not one of the three.
+  """
+  factors = {"zero_out": 1.0, "add_or_remove_one": 1.0, "replace_one": 2.0}
+  if adjacency not in factors:
+    raise ValueError(f"adjacency {adjacency!r} is not one of {', '.join(factors)}.")
+  return factors[adjacency] * clip_norm
 
 
 def check_clip_norm(clip_norm: Any) -> None:

@@ -11,6 +11,7 @@ from flax import nnx
 
 from dp_jax.models import vit
 from dp_jax.models.convnet import ConvNet
+from dp_jax.models.efficientnet_lite import EfficientNetLite
 from dp_jax.models.linear import Linear
 from dp_jax.models.resnet import ResNet
 from dp_jax.models.wide_resnet import WideResNet
@@ -19,6 +20,7 @@ from dp_jax.models.wide_resnet import WideResNet
 # can hold.
 MODELS: dict[str, Callable[..., nnx.Module]] = {
   "convnet": ConvNet,
+  "efficientnet_lite": EfficientNetLite,
   "linear": Linear,
   "resnet": ResNet,
   "vit": vit.build,

@@ -87,6 +87,19 @@ class ViT(nnx.Module):
 
   def __call__(self, images: jax.Array) -> jax.Array:
     """float[N, H, W, C] -> logits float32[N, num_classes]."""
+    return self.head(self._token(images)).astype(jnp.float32)
+
+  def features(self, images: jax.Array, layers: Sequence[str] = ("pooled",)) -> jax.Array:
+    """What the head reads, float32[N, width]; "pooled" is the only layer."""
+    del layers
+    return self._token(images).astype(jnp.float32)
+
+  def layer_names(self) -> list[str]:
+    """The layers that `features` can give."""
+    return ["pooled"]
+
+  def _token(self, images: jax.Array) -> jax.Array:
+    """The class token after the last block."""
     x = self.patches(images)
     x = x.reshape(x.shape[0], -1, x.shape[-1])
     token = self.class_token[...].astype(self.dtype)
@@ -95,4 +108,4 @@ class ViT(nnx.Module):
     for block in self.blocks:
       x = block(x)
     # The norm is per position, so only the one that the head reads is normalised.
-    return self.head(self.norm(x[:, 0])).astype(jnp.float32)
+    return self.norm(x[:, 0])

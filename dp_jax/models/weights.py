@@ -94,7 +94,28 @@ def initialise_from(arrays: Arrays, path: Path) -> tuple[Arrays, str]:
   Raises:
     ValueError: if names or shapes do not match, naming each.
   """
-  _, loaded = load(path)
+  _, loaded, digest = load_with_digest(path)
+  check_fit(arrays, loaded, str(path))
+  return {name: jnp.asarray(loaded[name], x.dtype) for name, x in arrays.items()}, digest
+
+
+def load_with_digest(path: Path) -> tuple[ModelSpec, Arrays, str]:
+  """The model, its arrays, and the sha256 of the file in hexadecimal.
+
+  Raises:
+    ValueError: as `load`.
+  """
+  spec, loaded = load(path)
+  arrays = {name: jnp.asarray(value) for name, value in sorted(loaded.items())}
+  return spec, arrays, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def check_fit(arrays: Arrays, loaded: Arrays, path: str) -> None:
+  """Refuses loaded arrays that are not those of a model.
+
+  Raises:
+    ValueError: naming each difference.
+  """
   problems = [f"{name} is missing" for name in arrays if name not in loaded]
   problems += [f"{name} is not in the model" for name in loaded if name not in arrays]
   problems += [
@@ -103,6 +124,4 @@ def initialise_from(arrays: Arrays, path: Path) -> tuple[Arrays, str]:
     if name in loaded and loaded[name].shape != arrays[name].shape
   ]
   if problems:
-    raise ValueError(f"the weights {str(path)!r} do not fit the model: {'; '.join(problems)}.")
-  digest = hashlib.sha256(path.read_bytes()).hexdigest()
-  return {name: jnp.asarray(loaded[name], x.dtype) for name, x in arrays.items()}, digest
+    raise ValueError(f"the weights {path!r} do not fit the model: {'; '.join(problems)}.")

@@ -1,16 +1,13 @@
 """The configuration of a run: one frozen dataclass a section, and an unknown key is an error."""
 
 import dataclasses
-import difflib
-import math
-import types
-import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from dp_jax.gradients.clipping import MEMORY_BUDGET
 from dp_jax.privacy.spec import AccountantName, Adjacency
 from dp_jax.training.data_config import DataConfig, data_checks
+from dp_jax.training.sections import from_mapping, plain
 
 # K where units are people and the configuration does not say.
 DEFAULT_RECORDS_PER_UNIT = 8
@@ -98,6 +95,7 @@ class TrainConfig:
     momentum: of sgd.
     schedule: constant or cosine (to zero), after a linear warm-up.
     warmup_steps: length of the warm-up.
+    loss: softmax or sigmoid (the sum of a binary loss for each class).
     label_smoothing: the share of a label that is spread evenly over all classes.
     weight_decay: decoupled, applied after the noise, outside the clipped loss.
     ema: decay of the exponential moving average of parameters that is released; 0 releases the
@@ -117,6 +115,7 @@ class TrainConfig:
   momentum: float = 0.9
   schedule: Literal["constant", "cosine"] = "constant"
   warmup_steps: int = 0
+  loss: Literal["softmax", "sigmoid"] = "softmax"
   label_smoothing: float = 0.0
   weight_decay: float = 0.0
   ema: float = 0.0
@@ -176,13 +175,13 @@ class Config:
     Raises:
       ValueError: for an unknown key, a value of the wrong type or out of range; names the key.
     """
-    config = _build(cls, values, "config")
+    config = from_mapping(cls, values, "config")
     _check(config)
     return config
 
   def to_dict(self) -> dict[str, Any]:
     """Nested dictionaries, with lists for tuples, as they are read back from JSON."""
-    return _plain(dataclasses.asdict(self))
+    return plain(dataclasses.asdict(self))
 
   @property
   def max_records_per_unit(self) -> int:
@@ -190,58 +189,6 @@ class Config:
     default = 1 if self.privacy.unit == "record" else DEFAULT_RECORDS_PER_UNIT
     declared = self.data.max_records_per_unit
     return default if declared is None else declared
-
-
-def _plain(value: Any) -> Any:
-  if isinstance(value, dict):
-    return {key: _plain(item) for key, item in value.items()}
-  return [_plain(item) for item in value] if isinstance(value, tuple) else value
-
-
-def _build(cls: Any, values: Mapping[str, Any], where: str) -> Any:
-  hints = typing.get_type_hints(cls)
-  for key in values:
-    if key not in hints:
-      close = difflib.get_close_matches(key, hints, 1)
-      hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(hints)}."
-      raise ValueError(f"unknown key {where}.{key}{hint}")
-  return cls(**{k: _convert(hints[k], v, f"{where}.{k}") for k, v in values.items()})
-
-
-def _convert(hint: Any, value: Any, where: str) -> Any:
-  """The value as the type that the field declares, or a ValueError that names the field."""
-  if dataclasses.is_dataclass(hint):
-    if not isinstance(value, Mapping):
-      raise ValueError(f"{where} must be a section, got {value!r}.")
-    return _build(hint, value, where)
-  origin, args = typing.get_origin(hint), typing.get_args(hint)
-  if origin is types.UnionType:
-    if value is None:
-      return None
-    (hint,) = (arg for arg in args if arg is not types.NoneType)
-    return _convert(hint, value, where)
-  if origin is Literal:
-    if value not in args:
-      raise ValueError(f"{where}={value!r} is not one of {', '.join(map(repr, args))}.")
-    return value
-  if origin is tuple:
-    if not isinstance(value, list | tuple):
-      raise ValueError(f"{where} must be a sequence, got {value!r}.")
-    return tuple(_convert(args[0], item, where) for item in value)
-  return _convert_scalar(hint, value, where)
-
-
-def _convert_scalar(hint: type, value: Any, where: str) -> Any:
-  is_number = isinstance(value, int | float) and not isinstance(value, bool)
-  if hint is float and is_number:
-    if not math.isfinite(value):
-      raise ValueError(f"{where} must be finite, got {value!r}.")
-    return float(value)
-  if hint is int and is_number and value == int(value):
-    return int(value)
-  if hint in (bool, str) and isinstance(value, hint):
-    return value
-  raise ValueError(f"{where} must be {hint.__name__}, got {value!r}.")
 
 
 def _at_least_one(value: Any) -> bool:

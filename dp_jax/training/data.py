@@ -38,7 +38,8 @@ def open_split(
   return open_source(
     data.source, name, path=data.path, seed=data.seed, num_records=data.num_records,
     input_shape=data.input_shape or input_shape, resize=data.resize,
-    crop_fraction=data.crop_fraction, class_names=data.class_names or class_names,
+    crop_fraction=data.crop_fraction, interpolation=data.interpolation,
+    class_names=data.class_names or class_names,
     table=_table_spec(config, labelled) if data.source == "csv" else None,
   )  # fmt: skip
 

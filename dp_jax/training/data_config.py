@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
-from dp_jax.data.source import ResizePolicy
+from dp_jax.data.source import Interpolation, ResizePolicy
 from dp_jax.data.table_spec import Blank, Uncertain
 from dp_jax.data.views import Augment
 
@@ -27,6 +27,7 @@ class DataConfig:
       they come from the format of the source and are listed as treated as public.
     resize: how encoded images are brought to input_shape: centre_crop, stretch or none.
     crop_fraction: of centre_crop, how much of the height and width is kept.
+    interpolation: bilinear or bicubic, of images that are resized.
     class_names: of a folder source, its class folders in the order of their labels; left out,
       those of the training split, sorted. Of a csv source, what a cell of each class holds.
     num_records: cuts the source, or says how many to render.
@@ -66,6 +67,7 @@ class DataConfig:
   value_range: tuple[float, ...] | None = None
   resize: ResizePolicy = "centre_crop"
   crop_fraction: float = 1.0
+  interpolation: Interpolation = "bilinear"
   class_names: tuple[str, ...] | None = None
   num_records: int | None = None
   seed: int = 0

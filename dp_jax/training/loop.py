@@ -14,6 +14,7 @@ from dp_jax.gradients.clipping import plain_units_under_removal
 from dp_jax.gradients.engines import ClipAux
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.samplers import Sampler
+from dp_jax.solvers.closed_form import ZeroHead
 from dp_jax.training.checkpoint import Checkpoints
 from dp_jax.training.engine_check import choose_engine
 from dp_jax.training.flops import units_per_second_at_peak
@@ -25,6 +26,7 @@ from dp_jax.training.step import StepFunctions, TrainState, build_step
 from dp_jax.training.stopping import Stopped, listening
 from dp_jax.training.tensorboard import Board
 from dp_jax.training.workdir import WorkDir, append_line
+from dp_jax.training.zero_head import head_at_zero, sum_at_zero
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Loop:
     functions: the compiled step.
     log: takes what the steps saw.
     pipeline: loads the microbatches ahead; None loads each when it is needed.
+    zero_head: serves the first step in place of `functions.accumulate`, where it can.
   """
 
   run: Run
@@ -46,6 +49,7 @@ class Loop:
   functions: StepFunctions
   log: PrivateLog
   pipeline: Pipeline | None = None
+  zero_head: ZeroHead | None = None
 
   def step(self, state: TrainState, step: int) -> TrainState:
     """One released step: sample, clip and sum by microbatches, add noise once, update.
@@ -58,7 +62,10 @@ class Loop:
       indices = self.sampler.indices(step)
       unit_key, noise_key = (step_key(self.key, purpose, step) for purpose in ("unit", "noise"))
       pieces = self._microbatches(indices)
-      if self._is_one_piece(len(indices)):
+      if step == 0 and self.zero_head is not None:
+        total, seen = sum_at_zero(self.run, self.zero_head, indices)
+        state = self.functions.finish(state, total, noise_key)
+      elif self._is_one_piece(len(indices)):
         ((units, mask, ids),) = pieces
         state, aux = self.functions.whole(
           state, self.run.frozen, units, mask, ids, unit_key, noise_key
@@ -102,7 +109,9 @@ class Loop:
     """The same loop, with the microbatches of these steps loaded by threads."""
     data = self.run.config.data
     workers = default_workers(self.run.loader.source_info) if data.workers is None else data.workers
-    if workers == 0:
+    if self.zero_head is not None:  # which reads what it needs
+      steps = range(max(steps.start, 1), steps.stop)
+    if workers == 0 or not steps:
       yield self
       return
     pipeline = Pipeline(
@@ -229,7 +238,8 @@ def log_metrics(
 
 
 def _loop(run: Run, workdir: WorkDir, key: MasterKey, board: Board | None = None) -> Loop:
-  private = run.privacy is not None
+  private, zero_head = run.privacy is not None, head_at_zero(run)
+  only_zero = zero_head is not None and run.mechanism.steps == 1
   functions = build_step(
     run.loss,
     run.optimizer,
@@ -237,7 +247,7 @@ def _loop(run: Run, workdir: WorkDir, key: MasterKey, board: Board | None = None
     stddev=run.mechanism.stddev if private else 0.0,
     expected_batch_size=run.expected_batch_size,
     ema=run.config.train.ema,
-    engine=choose_engine(run),
+    engine="auto" if only_zero else choose_engine(run),
     clipping=run.config.privacy.clipping,
     memory_budget=run.config.train.memory_budget,
     plain_units=(
@@ -249,7 +259,7 @@ def _loop(run: Run, workdir: WorkDir, key: MasterKey, board: Board | None = None
   here = for_environment(key, environment())
   sampler = run.mechanism.sampler(here, run.loader.num_units)
   log = PrivateLog(workdir.training_log, run, board)
-  return Loop(run, here, sampler, functions, log)
+  return Loop(run, here, sampler, functions, log, zero_head=zero_head)
 
 
 @contextlib.contextmanager

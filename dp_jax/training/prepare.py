@@ -135,7 +135,7 @@ def prepare(config: Config) -> Run:
   data = config.data
   source = open_split(config, data.train_split)
   eval_source = open_split(config, data.eval_split, class_names=source.info.class_names or None)
-  record, assumed = _record_spec(data, source)
+  record, assumed = record_spec(data, source)
   if data.value_range is None and eval_source.info.value_range != record.value_range:
     raise ValueError(
       f"the splits have different value ranges, {record.value_range} and"
@@ -166,7 +166,7 @@ def prepare(config: Config) -> Run:
   )  # fmt: skip
 
 
-def _record_spec(data: DataConfig, source: Source) -> tuple[RecordSpec, list[str]]:
+def record_spec(data: DataConfig, source: Source) -> tuple[RecordSpec, list[str]]:
   """What a record must look like, and which of it the configuration left to the source."""
   info, assumed = source.info, []
   values = {}
@@ -201,7 +201,7 @@ def _model(config: Config, spec: ModelSpec) -> tuple[Classification, Arrays, Arr
     arrays, digest = weights.initialise_from(arrays, Path(model.weights))
   if model.head_init_std is not None:
     arrays = _initialise_head(arrays, model.head_init_std, config.seed)
-  task = build_task(functional, spec, config.train.label_smoothing)
+  task = build_task(functional, spec, config.train.label_smoothing, config.train.loss)
   task.check(arrays)
   params, frozen = partition(functional, arrays, model.trainable)
   return task, params, frozen, digest

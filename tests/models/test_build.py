@@ -8,6 +8,7 @@ from dp_jax.models.build import MODELS, ModelSpec
 
 SIZES = {
   "convnet": {"widths": (4,), "strides": (2,), "groups": 2},
+  "efficientnet_lite": {"size": "lite0"},
   "linear": {},
   "resnet": {"depth": 18, "width": 4, "groups": 2},
   "vit": {"size": "ti16", "depth": 1, "width": 8, "heads": 2, "patch": 4},
@@ -31,6 +32,7 @@ def test_a_model_is_built_from_its_description_and_computes_in_either_dtype(name
 
 @pytest.mark.parametrize(("name", "sizes", "named"), [
   ("convnet", {"depth": 3}, "depth"),
+  ("efficientnet_lite", {"size": "lite9"}, "size='lite9' is not one of lite0, lite2"),
   ("linear", {"width": 3}, "width"),
   ("resnet", {"patch": 4}, "patch"),
   ("resnet", {"depth": 19}, "depth=19 is not one of 18, 50"),

@@ -1,0 +1,39 @@
+"""The command that turns images into features of a frozen public model."""
+
+import json
+from pathlib import Path
+
+from absl import flags
+
+from dp_jax.commands.base import Command, config_of, define_config
+
+
+def _define(values: flags.FlagValues) -> None:
+  define_config(values)
+  flags.DEFINE_string("out", None, "folder of the features", flag_values=values)
+  flags.DEFINE_bool("json", False, "print the manifest", flag_values=values)
+
+
+def _features(values: flags.FlagValues, arguments: list[str]) -> int:
+  from dp_jax.training.features import extract_features
+  from dp_jax.training.features_config import FeaturesConfig
+
+  if arguments or not values["out"].value:
+    raise ValueError(f"give --out=DIR and no arguments (got {arguments}).")
+  out = Path(values["out"].value)
+  manifest = extract_features(config_of(values, FeaturesConfig), out)
+  if values["json"].value:
+    print(json.dumps(manifest))
+  else:
+    counts = ", ".join(f"{sum(each)} {split}" for split, each in manifest["splits"].items())
+    print(f"{counts}: {manifest['input_shape'][0]} features each in {out}")
+    print(f"train on them with --config.data.source=npy --config.data.path={out}")
+  return 0
+
+
+COMMANDS = {
+  "features": Command(
+    "Write the features that a frozen public model gives images; goes on where it was stopped.",
+    "--config=FILE --out=DIR [--config.a.b=value ...]", _define, _features,
+  ),
+}  # fmt: skip

@@ -1,0 +1,134 @@
+"""Writes .npy shards one by one and keeps those that are done when it is stopped half way.
+
+The layout is that of `dp_jax.data.npy_shards`. The manifest is known before the first shard, and
+stands beside them under another name until the last one is written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dp_jax.data.npy_shards import MANIFEST, file_name
+
+_PLAN = "unfinished_manifest.json"
+
+
+class ResumableShards:
+  """A folder of shards that is filled over one or several processes, one after the other."""
+
+  def __init__(self, folder: Path, manifest: Mapping[str, Any], *, private: bool):
+    """Describes the folder; nothing is written yet.
+
+    Args:
+      folder: new, empty, or left by a process of the same manifest.
+      manifest: JSON values as `NpyShards` reads them, "splits" with the records of each shard
+        included.
+      private: whether the owner alone may read what is written.
+    """
+    self._folder, self._private = folder, private
+    self._manifest: dict[str, Any] = json.loads(json.dumps(manifest))
+
+  @contextmanager
+  def open(self) -> Iterator[None]:
+    """Holds the folder for one process.
+
+    Raises:
+      ValueError: if it cannot be written, is held by another process, or holds anything else than
+        shards of this manifest; each difference is named. Nothing in it has been changed then.
+    """
+    try:
+      self._folder.mkdir(parents=True, exist_ok=True)
+      lock = open(self._folder / ".lock", "a")  # noqa: SIM115 - held until all is written
+    except OSError as error:
+      raise ValueError(f"cannot write to {str(self._folder)!r}: {error.strerror}.") from error
+    with lock:
+      try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+      except BlockingIOError as error:
+        raise ValueError(f"another process is writing to {str(self._folder)!r}.") from error
+      self._claim()
+      yield
+
+  @property
+  def complete(self) -> bool:
+    """Whether all shards and the manifest are there."""
+    return (self._folder / MANIFEST).exists()
+
+  def has(self, split: str, shard: int) -> bool:
+    """Whether a shard is done: its labels are written last."""
+    return (self._folder / file_name(split, "labels", shard)).exists()
+
+  def write(self, split: str, shard: int, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes a shard: "inputs", "labels" and every column."""
+    for name in sorted(arrays, key=lambda name: name == "labels"):
+      self._write_array(file_name(split, name, shard), arrays[name])
+
+  def note(self, name: str, content: Any) -> None:
+    """Writes JSON values beside the shards."""
+    with self._replacing(self._folder / name) as file:
+      file.write(json.dumps(content, indent=2).encode() + b"\n")
+
+  def finish(self) -> None:
+    """Gives the manifest its name, which marks the folder as complete."""
+    self.note(MANIFEST, self._manifest)
+    (self._folder / _PLAN).unlink(missing_ok=True)
+
+  def _claim(self) -> None:
+    """Checks whose folder it is, and writes the plan of a new one."""
+    for name in (MANIFEST, _PLAN):
+      file = self._folder / name
+      if not file.exists():
+        continue
+      try:
+        found = json.loads(file.read_text())
+      except ValueError as error:
+        raise ValueError(f"{file} is not JSON ({error}): choose a new folder.") from error
+      different = list(_differences(found, self._manifest))
+      if different:
+        raise ValueError(
+          f"{str(self._folder)!r} holds other arrays: {'; '.join(different)}. Choose a new folder."
+        )
+      return
+    # Hidden files: the lock, and what a process left that was killed while it wrote the plan.
+    others = sorted(each.name for each in self._folder.iterdir() if not each.name.startswith("."))
+    if others:
+      raise ValueError(
+        f"{str(self._folder)!r} is not empty ({', '.join(others[:3])}): choose a new folder."
+      )
+    if self._private:
+      self._folder.chmod(0o700)
+    self.note(_PLAN, self._manifest)
+
+  def _write_array(self, name: str, array: np.ndarray) -> None:
+    with self._replacing(self._folder / name) as file:
+      np.save(file, array, allow_pickle=False)
+
+  @contextmanager
+  def _replacing(self, path: Path) -> Iterator[Any]:
+    """A file that takes its name once it is whole and on disk."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    mode = 0o600 if self._private else 0o666
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with os.fdopen(os.open(temporary, flags, mode), "wb") as file:
+      yield file
+      file.flush()
+      os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+def _differences(found: Any, wanted: Any, where: str = "") -> Iterator[str]:
+  """Where two JSON values differ, by dotted name."""
+  if isinstance(found, dict) and isinstance(wanted, dict):
+    for key in sorted({*found, *wanted}):
+      name = f"{where}.{key}" if where else key
+      yield from _differences(found.get(key), wanted.get(key), name)
+  elif found != wanted:
+    yield f"{where} is {found!r} there and {wanted!r} here"

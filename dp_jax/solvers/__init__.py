@@ -1,0 +1,1 @@
+"""Private linear heads on frozen features, from a few noised statistics."""

@@ -1,0 +1,72 @@
+"""From nested dictionaries to the dataclasses of a configuration, with checks of keys and types."""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, Literal
+
+
+def plain(value: Any) -> Any:
+  """The content of a configuration with lists for tuples, as it is read back from JSON."""
+  if isinstance(value, dict):
+    return {key: plain(item) for key, item in value.items()}
+  return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def from_mapping(cls: Any, values: Mapping[str, Any], where: str) -> Any:
+  """Builds a dataclass, and those that it holds, from nested dictionaries.
+
+  Args:
+    cls: the dataclass; its fields are of the types that a configuration has.
+    values: by name of the field; a field that is left out keeps its default.
+    where: what the section is called in messages.
+
+  Raises:
+    ValueError: for an unknown key or a value of the wrong type; names the key.
+  """
+  hints = typing.get_type_hints(cls)
+  for key in values:
+    if key not in hints:
+      close = difflib.get_close_matches(key, hints, 1)
+      hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(hints)}."
+      raise ValueError(f"unknown key {where}.{key}{hint}")
+  return cls(**{k: _convert(hints[k], v, f"{where}.{k}") for k, v in values.items()})
+
+
+def _convert(hint: Any, value: Any, where: str) -> Any:
+  """The value as the type that the field declares, or a ValueError that names the field."""
+  if dataclasses.is_dataclass(hint):
+    if not isinstance(value, Mapping):
+      raise ValueError(f"{where} must be a section, got {value!r}.")
+    return from_mapping(hint, value, where)
+  origin, args = typing.get_origin(hint), typing.get_args(hint)
+  if origin is types.UnionType:
+    if value is None:
+      return None
+    (hint,) = (arg for arg in args if arg is not types.NoneType)
+    return _convert(hint, value, where)
+  if origin is Literal:
+    if value not in args:
+      raise ValueError(f"{where}={value!r} is not one of {', '.join(map(repr, args))}.")
+    return value
+  if origin is tuple:
+    if not isinstance(value, list | tuple):
+      raise ValueError(f"{where} must be a sequence, got {value!r}.")
+    return tuple(_convert(args[0], item, where) for item in value)
+  return _convert_scalar(hint, value, where)
+
+
+def _convert_scalar(hint: type, value: Any, where: str) -> Any:
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  if hint is float and is_number:
+    if not math.isfinite(value):
+      raise ValueError(f"{where} must be finite, got {value!r}.")
+    return float(value)
+  if hint is int and is_number and value == int(value):
+    return int(value)
+  if hint in (bool, str) and isinstance(value, hint):
+    return value
+  raise ValueError(f"{where} must be {hint.__name__}, got {value!r}.")
