@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 import pytest
-from support import small_config, write_npz
+from support import key_file, small_config, write_npz
 
 from dp_jax.report.verify import verify_release
 from dp_jax.training.data import read_groups
@@ -127,3 +127,28 @@ def test_groups_are_bands_of_every_record(data):
   groups = read_groups(config.data, run.eval_loader.source)
   assert groups["age"].tolist() == ["below 30"] * 30 + ["30 to 60"] * 30 + ["60 and above"] * 30
   assert (groups["person"] == "p0").sum() == 30
+
+
+def test_how_many_records_people_have_shows_nowhere(tmp_path, capfd):
+  """P15: two private data sets of the same 30 people, with other and more records, some of nobody.
+
+  With one key, all that is shown but the noised parameters, their hash and times is the same.
+  """
+  shown = []
+  for name, beyond, of_nobody in (("a", 0, 0), ("b", 25, 6)):
+    rng = np.random.default_rng(beyond)
+    people = [f"p{i}" for i in range(30)] + ["p7"] * beyond + [""] * of_nobody
+    count = len(people)
+    data = write_npz(
+      tmp_path / name / "data", rng.integers(0, 255, (count, 4, 4, 1), np.uint8),
+      rng.integers(0, 3, count), person=np.array(people),
+    )  # fmt: skip
+    config = config_of(data, data__declared="private")
+    run = tmp_path / name / "run"
+    train(config, run, test_key_file=key_file(tmp_path), progress=False)
+    notes = run / "private" / "bad_records.json"
+    assert (len(json.loads(notes.read_text())["train"]) if notes.exists() else 0) == of_nobody
+    files = ("release/privacy.json", "release/model_card.md", "report.html", "config.json")
+    shown.append({file: (run / file).read_text().replace(str(data), "DATA") for file in files})
+    assert capfd.readouterr() == ("", "")
+  assert shown[0] == shown[1]
