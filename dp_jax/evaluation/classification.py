@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from dp_jax.evaluation.predictions import PredictionTable, TableBuilder
+
 CALIBRATION_BINS = 15
 TOP_K = 5
 # Real numbers are summed as whole multiples of this, so that the order of records is no matter.
@@ -140,9 +142,28 @@ def in_units(values: np.ndarray) -> np.ndarray:
   return np.rint(values / GRID).astype(np.int64)
 
 
-def evaluate(
-  predict: Predict, loader: Any, num_classes: int, microbatch_size: int
-) -> ClassificationSums:
+@dataclasses.dataclass(frozen=True)
+class HeldOut:
+  """What is known of a classifier on a split.
+
+  Attributes:
+    sums: over its records.
+    table: of its records.
+  """
+
+  sums: ClassificationSums
+  table: PredictionTable
+
+  def scalars(self) -> dict[str, float | None]:
+    """Those of the sums, and of two classes AUROC and average precision."""
+    return {**self.sums.scalars(), **self.table.rankings()}
+
+  def details(self) -> dict[str, Any]:
+    """The scalars, and what tables and plots need."""
+    return {**self.scalars(), **self.sums.details()}
+
+
+def evaluate(predict: Predict, loader: Any, num_classes: int, microbatch_size: int) -> HeldOut:
   """Evaluates a classifier on every record of a loader, each exactly once.
 
   Args:
@@ -151,11 +172,15 @@ def evaluate(
     num_classes: number of classes.
     microbatch_size: units per call; the last call is padded and masked.
   """
-  sums = ClassificationSums.zeros(num_classes)
-  for _, probabilities, units, mask in predictions(predict, loader, microbatch_size):
+  sums, builder = ClassificationSums.zeros(num_classes), TableBuilder(num_classes)
+  for indices, probabilities, units, mask in predictions(predict, loader, microbatch_size):
     real = (units["record_mask"] & mask[:, None]).reshape(-1)
-    sums.add(probabilities, units["label"].reshape(-1), real)
-  return sums
+    labels = units["label"].reshape(-1)
+    sums.add(probabilities, labels, real)
+    members = np.full(units["label"].shape, -1)
+    members[: len(indices)] = loader.members[indices]
+    builder.add(members.reshape(-1), probabilities, labels, real)
+  return HeldOut(sums, builder.table())
 
 
 def predictions(predict: Predict, loader: Any, microbatch_size: int) -> Any:

@@ -70,18 +70,18 @@ def partitions(
   total = sum(len(part.groups) for part in result)
   if total > MAX_GROUPS:
     raise ValueError(
-      f"the columns {', '.join(columns)} and their combinations make {total} groups, more than"
-      f" {MAX_GROUPS}: name fewer columns, or give numbers cut points with data.group_bins."
+      f"the columns {', '.join(columns)} and their combinations make more than {MAX_GROUPS}"
+      " groups: name fewer columns, or give numbers cut points with data.group_bins."
     )
   return result
 
 
 def unit_counts(parts: Sequence[Partition], units: np.ndarray) -> np.ndarray:
   """int64[groups of all partitions]: how many units have a record in each."""
-  counts = []
+  counts, stride = [], units.max(initial=0) + 1
   for part in parts:
-    pairs = np.unique(np.stack([part.codes, units]), axis=1)
-    counts.append(np.bincount(pairs[0], minlength=len(part.groups)))
+    pairs = np.unique(part.codes * stride + units)
+    counts.append(np.bincount(pairs // stride, minlength=len(part.groups)))
   return np.concatenate(counts)
 
 

@@ -8,7 +8,7 @@ import io
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,19 @@ class PredictionTable:
     """AUROC and average precision of class 1; empty unless there are two classes."""
     return ranking_metrics(self.score, self.label) if self.is_binary else {}
 
+  def of_people(
+    self, units: np.ndarray, groups: Mapping[str, np.ndarray], about: Mapping[str, Any]
+  ) -> "PredictionTable":
+    """The same predictions, told whose records they are.
+
+    Args:
+      units: int[num_records], the unit of every record of the split.
+      groups: [num_records] strings for each column.
+      about: what tells which records these are and which model it was: JSON values.
+    """
+    groups = {name: np.asarray(values)[self.record] for name, values in groups.items()}
+    return replace(self, unit=np.asarray(units)[self.record], groups=groups, about=about)
+
   def to_bytes(self) -> bytes:
     """The table as an .npz file; it holds no pickled objects."""
     arrays = {name: getattr(self, name) for name in _array_names()}
@@ -90,19 +103,8 @@ class TableBuilder:
     score[failed[: len(score)]] = np.nan
     self._parts.append((records, labels, predicted, chosen, score))
 
-  def table(
-    self,
-    units: np.ndarray | None = None,
-    groups: Mapping[str, np.ndarray] | None = None,
-    about: Mapping[str, Any] | None = None,
-  ) -> PredictionTable:
-    """The table of what was added.
-
-    Args:
-      units: int[num_records], the unit of every record of the split; None: its own.
-      groups: [num_records] strings for each column.
-      about: goes into the table as it is.
-    """
+  def table(self) -> PredictionTable:
+    """The table of what was added, each record its own unit and without groups."""
     empty = (np.zeros(0, int), np.zeros(0, int), np.zeros(0, int), np.zeros(0), np.zeros(0))
     record, label, predicted, chosen, score = map(
       np.concatenate, zip(*(self._parts or [empty]), strict=True)
@@ -110,13 +112,11 @@ class TableBuilder:
     record = record.astype(np.int64)
     return PredictionTable(
       record=record,
-      unit=record if units is None else np.asarray(units, np.int64)[record],
+      unit=record,
       label=label.astype(np.int32),
       predicted=predicted.astype(np.int32),
       label_probability=chosen.astype(np.float32),
       score=score.astype(np.float32),
-      groups={name: np.asarray(values)[record] for name, values in (groups or {}).items()},
-      about=about or {},
     )
 
 

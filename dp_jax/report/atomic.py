@@ -14,10 +14,24 @@ def write_text(path: Path, text: str) -> None:
   Raises:
     OSError: if the folder cannot be written.
   """
+  _replace(path, text.encode("utf-8"), 0o666)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+  """Writes a file of mode 0600, so that a crash leaves the old or the new one.
+
+  Raises:
+    OSError: if the folder cannot be written.
+  """
+  _replace(path, content, 0o600)
+
+
+def _replace(path: Path, content: bytes, mode: int) -> None:
   temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
   try:
-    with temporary.open("w", encoding="utf-8", newline="\n") as file:
-      file.write(text)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+      file.write(content)
       file.flush()
       os.fsync(file.fileno())
     temporary.replace(path)

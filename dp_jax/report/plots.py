@@ -108,12 +108,24 @@ def progress_plot(runs: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     return fig.to_svg(figure, "plot-progress", "Accuracy during training", f"{text}.")
 
 
-def class_plot(classes: Sequence[str], runs: Mapping[str, Sequence[Interval | None]]) -> str:
-  """Accuracy of each class in each run, dots with intervals.
+def class_plot(
+  classes: Sequence[str],
+  runs: Mapping[str, Sequence[Interval | None]],
+  *,
+  name: str = "plot-classes",
+  title: str = "Accuracy of each class",
+  kind: str = "classes",
+  percent: bool = True,
+) -> str:
+  """Accuracy of each class in each run, dots with intervals; or a metric of each group.
 
   Args:
     classes: their names, from the top.
     runs: label to one interval for each class (None where the class has no held-out record).
+    name: of the plot, unique on the page.
+    title: of the plot.
+    kind: what the rows are.
+    percent: whether values are fractions to be shown as percentages.
   """
   labels = [formatting.one_line(name, 24) for name in classes]
   spread = 0.36 if len(runs) > 1 else 0.0
@@ -126,11 +138,12 @@ def class_plot(classes: Sequence[str], runs: Mapping[str, Sequence[Interval | No
           _dot(axes, interval, len(classes) - 1 - row + offset, i, size=4.5)
     _rows(axes, labels)
     axes.grid(visible=True, axis="y", color=fig.LINE)
-    _percent_axis(axes.xaxis)
-    axes.set_xlim(right=1.01)
+    if percent:
+      _percent_axis(axes.xaxis)
+      axes.set_xlim(right=1.01)
     figure.legend(loc="outside upper left", ncols=3, labelcolor=fig.INK)
-    description = f"{len(classes)} classes, {len(runs)} runs; the values stand in the table."
-    return fig.to_svg(figure, "plot-classes", "Accuracy of each class", description)
+    description = f"{len(classes)} {kind}, {len(runs)} runs; the values stand in the table."
+    return fig.to_svg(figure, name, title, description)
 
 
 def calibration_plot(runs: Mapping[str, Sequence[tuple[float, float, int]]]) -> str:

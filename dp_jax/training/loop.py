@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from dp_jax.data.pipeline import Microbatch, Pipeline, cut, default_workers, load_microbatch
-from dp_jax.evaluation.classification import ClassificationSums, evaluate
+from dp_jax.evaluation.classification import HeldOut, evaluate
 from dp_jax.gradients.clipping import plain_units_under_removal
 from dp_jax.gradients.engines import ClipAux
 from dp_jax.privacy.keys import MasterKey
@@ -18,6 +18,7 @@ from dp_jax.solvers.closed_form import ZeroHead
 from dp_jax.training.checkpoint import Checkpoints
 from dp_jax.training.engine_check import choose_engine
 from dp_jax.training.flops import units_per_second_at_peak
+from dp_jax.training.held_out import keep_step
 from dp_jax.training.hooks import Hook, PrivateLog, Saving, Shown
 from dp_jax.training.keys import for_environment, step_key
 from dp_jax.training.prepare import Run, environment
@@ -205,18 +206,21 @@ class Evaluation:
     wanted = config.checkpoint.best_metric is not None
     if not (last and wanted) and (last or not config.eval.every or step % config.eval.every):
       return
-    metrics = evaluate_state(self._run, state).scalars()
+    held_out = evaluate_state(self._run, state)
+    metrics = held_out.scalars()
     if wanted:
       self._checkpoints.save_if_best(step, state, metrics)
     log_metrics(self._run, self._workdir, step, metrics)
     if self._board is not None:
       self._board.scalars(step, "eval", metrics)
+    if self._run.privacy is None:
+      keep_step(self._run, self._workdir, step, state, held_out.table)
 
   def close(self) -> None:
     """Nothing is held."""
 
 
-def evaluate_state(run: Run, state: TrainState) -> ClassificationSums:
+def evaluate_state(run: Run, state: TrainState) -> HeldOut:
   """Evaluates the moving average on the evaluation split."""
   predict = jax.jit(run.released.predict)
   arrays = {**state.average, **run.frozen}

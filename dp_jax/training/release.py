@@ -21,7 +21,7 @@ from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, FunctionalModel, split
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.spec import PrivacySpec
-from dp_jax.report.atomic import write_text
+from dp_jax.report.atomic import write_bytes, write_text
 from dp_jax.report.manifest import write_manifest
 from dp_jax.report.model_card import model_card
 from dp_jax.report.privacy_json import (
@@ -114,12 +114,12 @@ def write_parameters(
   )
   if run.privacy is None:
     folder.unprotected.mkdir(mode=0o700, exist_ok=True)
-    _replace_bytes(folder.unprotected / PARAMS, content)
+    write_bytes(folder.unprotected / PARAMS, content)
     return
   record = privacy_record(_facts(run, run.privacy, test_key, ledger))
   shutil.rmtree(folder.release_begun, ignore_errors=True)
   folder.release_begun.mkdir()
-  _replace_bytes(folder.release_begun / PARAMS, content)
+  write_bytes(folder.release_begun / PARAMS, content)
   write_text(folder.release_begun / RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 
@@ -196,7 +196,7 @@ def evaluate_release(path: Path, config: Config) -> dict[str, Any]:
   private = _release_folder(path).absolute().parent / "private"
   private.mkdir(mode=0o700, exist_ok=True)
   out = private / "evaluation.json"
-  _replace_bytes(out, (json.dumps(sums.details(), indent=2) + "\n").encode())
+  write_bytes(out, (json.dumps(sums.details(), indent=2) + "\n").encode())
   return {"split": config.data.eval_split, "written_to": str(out)}
 
 
@@ -223,7 +223,7 @@ def predict_release(path: Path, config: Config, out: Path) -> None:
       cells = [names[row.argmax()], *(f"{p:.6g}" for p in row)] if good else [""] * (1 + len(names))
       writer.writerow([index, *cells])
   try:
-    _replace_bytes(out, text.getvalue().encode())
+    write_bytes(out, text.getvalue().encode())
   except OSError as error:
     raise ValueError(f"cannot write {str(out)!r}: {error.strerror}.") from error
 
@@ -239,13 +239,3 @@ def _loader(release: Release, config: Config) -> UnitLoader:
     raise ValueError(f"the classes of {source.info.name} are not those of the model, in its order.")
   record = RecordSpec(spec.input_shape, spec.num_classes, spec.value_range)
   return UnitLoader(source, record, strict=is_strict(data))
-
-
-def _replace_bytes(path: Path, content: bytes) -> None:
-  """Writes a file of mode 0600 so that a crash leaves the old or the new one."""
-  temporary = path.with_name(f".{path.name}.tmp")
-  descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-  with os.fdopen(descriptor, "wb") as file:
-    file.write(content)
-    os.fsync(file.fileno())
-  os.replace(temporary, path)

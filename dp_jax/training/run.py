@@ -16,6 +16,7 @@ from dp_jax.report.statement import PLAIN_STATEMENT, statement
 from dp_jax.training.budget import reserve
 from dp_jax.training.checkpoint import Checkpoints, delete_keys
 from dp_jax.training.config import Config
+from dp_jax.training.held_out import write_predictions
 from dp_jax.training.loop import evaluate_state, log_metrics, run_steps
 from dp_jax.training.prepare import Run, prepare
 from dp_jax.training.release import complete_release, write_parameters
@@ -130,6 +131,7 @@ def _complete(
   write_parameters(run, folder, state, test_key, ledger)
   evaluation = evaluate_state(run, state)
   log_metrics(run, folder, run.mechanism.steps, evaluation.details(), final=True)
+  write_predictions(run, folder, evaluation.table)
   _note_bad_records(run, folder)
   data = run.config.data
   public = data.declared == "public"

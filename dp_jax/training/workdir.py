@@ -31,6 +31,14 @@ class WorkDir:
     self.ledger_identity = self.private / "ledger_identity.json"
     self.training_log = self.private / "training.jsonl"
 
+  def predictions(self, declared: str) -> Path:
+    """Where predictions on the evaluation split are kept, for groups and comparisons."""
+    return (self.path if declared == "public" else self.private) / "predictions.npz"
+
+  def kept_predictions(self, step: int) -> Path:
+    """Predictions of a step of a run without privacy; they hold what the records say of people."""
+    return self.private / f"step_{step}_predictions.npz"
+
   def metrics_log(self, declared: str) -> Path:
     """Where evaluations are written: beside the report only if the data is declared public."""
     return (self.path if declared == "public" else self.private) / "metrics.jsonl"

@@ -1,0 +1,206 @@
+"""comparison.html: two runs on the same people, group by group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from dp_jax.evaluation.bootstrap import Interval
+from dp_jax.evaluation.comparison import Change, Comparison, amount
+from dp_jax.evaluation.disclosure import MIN_UNITS
+from dp_jax.evaluation.fairness import GroupFigure
+from dp_jax.evaluation.groups import SMALL_EVENTS, SMALL_UNITS
+from dp_jax.evaluation.record_metrics import METRICS
+from dp_jax.report import formatting, page, plots
+
+PRIVATE = (
+  "The data were declared private. What stands here was measured on them without noise, and partly "
+  "on a model without any guarantee: it is not covered by the guarantee of the release. Keep it "
+  "with those who may see the data."
+)
+MAX_DRAWN = 24  # groups; more stand in the table alone
+
+
+@dataclass(frozen=True)
+class Compared:
+  """What the page shows.
+
+  Attributes:
+    data: the name of the data.
+    split: that the runs were evaluated on.
+    unit: what was resampled, such as "patient_id".
+    units: how many; 0 where that is not to be shown.
+    resamples: how many resamples.
+    private: whether the data were declared private.
+    final: of the final models, one for each metric.
+    matched: the same at equal overall accuracy; empty where no steps of the plain run were kept.
+    matched_note: which step that was, or why there is none.
+  """
+
+  data: str
+  split: str
+  unit: str
+  units: int
+  resamples: int
+  private: bool
+  final: Sequence[Comparison]
+  matched: Sequence[Comparison]
+  matched_note: str
+
+
+def comparison_page(compared: Compared) -> str:
+  """The page: it stands alone, without network or script."""
+  labels = compared.final[0].labels
+  found = [_summary(compared)]
+  found += [_metric(c, f"final-{c.metric}", "") for c in compared.final]
+  found += [
+    _metric(c, f"matched-{c.metric}", " at equal overall accuracy") for c in compared.matched
+  ]
+  if not compared.matched:
+    note = page.paragraph(compared.matched_note)
+    found.append(page.Section("matched", "At equal overall accuracy", note))
+  found.append(_method(compared))
+  title = f"{compared.data}: {labels[0]} and {labels[1]}, group by group"
+  header = f'<p class="kind">Comparison of two runs</p><h1>{page.escape(title, 160)}</h1>'
+  if compared.private:
+    header += page.callout("Not covered by the guarantee.", PRIVATE)
+  footer = page.paragraph("Written by dp_jax.")
+  return page.document(f"Comparison: {compared.data}", header, found, footer)
+
+
+def _summary(compared: Compared) -> page.Section:
+  lines = []
+  for comparison in compared.final:
+    title, difference = METRICS[comparison.metric].title, comparison.overall
+    text = (
+      f"{title} with {comparison.labels[0]} less that with {comparison.labels[1]}, on all records "
+      f"(95% interval {_amount(difference.low, comparison)} to "
+      f"{_amount(difference.high, comparison)}). {comparison.summary()}"
+    )
+    lines.append((_amount(difference.value, comparison), text))
+  return page.Section("summary", "Overall", page.figures(lines))
+
+
+def _metric(comparison: Comparison, anchor: str, suffix: str) -> page.Section:
+  title = METRICS[comparison.metric].title
+  heading = f"{title[0].upper()}{title[1:]} of each group{suffix}"
+  told = [change for change in comparison.changes if change.verdict != "no evidence either way"]
+  rest = [change for change in comparison.changes if change.verdict == "no evidence either way"]
+  body = page.paragraph(f"With {comparison.labels[1]}: {suffix.strip()}." if suffix else "")
+  body = _plot(comparison, anchor, heading) + _sentences("Gaps that changed", told)
+  body += _sentences("No evidence either way", rest) + _spreads(comparison)
+  return page.Section(anchor, heading, body)
+
+
+def _plot(comparison: Comparison, anchor: str, heading: str) -> str:
+  numbers = page.table(
+    heading,
+    ["group", "units", *comparison.labels, f"gap, {comparison.labels[0]}",
+     f"gap, {comparison.labels[1]}", ""],
+    [
+      _row(comparison, a, b)
+      for a, b in zip(comparison.first.groups, comparison.second.groups, strict=True)
+    ],
+  )  # fmt: skip
+  drawn = [
+    (a, b)
+    for a, b in zip(comparison.first.groups, comparison.second.groups, strict=True)
+    if a.status != "suppressed" and np.isfinite(a.value.low) and np.isfinite(b.value.low)
+  ][:MAX_DRAWN]
+  if not drawn:
+    return numbers
+  names = [formatting.one_line(label, 24) for label in comparison.labels]
+  svg = plots.class_plot(
+    [a.name + (" *" if a.status == "small" else "") for a, _ in drawn],
+    {
+      names[0]: [_drawn(a.value) for a, _ in drawn],
+      names[1]: [_drawn(b.value) for _, b in drawn],
+    },
+    name=f"plot-{anchor}",
+    title=heading,
+    kind="groups",
+    percent=METRICS[comparison.metric].percent,
+  )
+  caption = f"{heading}, with 95% intervals. A star marks a group that is too small to be ranked."
+  return page.plot(svg, caption, numbers)
+
+
+def _row(comparison: Comparison, a: GroupFigure, b: GroupFigure) -> list[page.Cell]:
+  if a.status == "suppressed":
+    return [a.name, "", "", "", "", "", "suppressed"]
+  note = "too small to be ranked" if a.status == "small" else ""
+  values = [_value(interval, comparison) for interval in (a.value, b.value)]
+  gaps = [_change(interval, comparison) for interval in (a.gap, b.gap)]
+  return [a.name, formatting.count(a.units), *values, *gaps, note]
+
+
+def _spreads(comparison: Comparison) -> str:
+  rows: list[list[page.Cell]] = [
+    [" and ".join(c.columns), label, c.worst, c.best, _change(c.largest_gap, comparison, False)]
+    for label, figures in zip(comparison.labels, (comparison.first, comparison.second), strict=True)
+    for c in figures.columns
+  ]
+  if not rows:
+    return ""
+  return page.table(
+    "Largest gap between two groups", ["by", "run", "worst group", "best group", "gap"], rows
+  )
+
+
+def _sentences(title: str, changes: Sequence[Change]) -> str:
+  if not changes:
+    return ""
+  items = "".join(f"<li>{page.escape(change.sentence)}</li>" for change in changes)
+  return f"<h3>{page.escape(title)}</h3><ul>{items}</ul>"
+
+
+def _method(compared: Compared) -> page.Section:
+  unit = "record" if compared.unit == "record" else f"{compared.unit} with all its records"
+  small = (
+    f"Groups under {MIN_UNITS} units are suppressed, and with them as many others as it takes that "
+    "none of them follows from a total."
+    if compared.private
+    else "No group is left out."
+  )
+  units = f"{formatting.count(compared.units)} units of " if compared.units else ""
+  body = page.paragraph(
+    f"Both runs were evaluated on the same {units}{compared.split}. Intervals are percentiles of "
+    f"{formatting.count(compared.resamples)} resamples, in which each {unit} is drawn with "
+    "replacement; both runs are measured on the same resamples, so that what is hard for both "
+    "cancels in a difference. They hold for these two models: they say nothing of other seeds."
+  ) + page.paragraph(
+    f"A gap is the metric of a group less that of all records. {small} A group with under "
+    f"{SMALL_UNITS} units, or under {SMALL_EVENTS} of what a metric counts, is marked and takes "
+    "no part in worst groups and largest gaps. A largest gap is never negative, and chance alone "
+    "makes it positive."
+  )
+  return page.Section("method", "How this was measured", body)
+
+
+def _value(interval: Interval, comparison: Comparison) -> str:
+  if not np.isfinite(interval.value):
+    return "not defined"
+  show = formatting.percent if METRICS[comparison.metric].percent else "{:.3f}".format
+  if not np.isfinite(interval.low):
+    return show(interval.value)
+  return f"{show(interval.value)} ({show(interval.low)} to {show(interval.high)})"
+
+
+def _change(interval: Interval, comparison: Comparison, signed: bool = True) -> str:
+  if not np.isfinite(interval.low):
+    return "not defined"
+  value, low, high = (
+    amount(x, comparison.metric, signed=signed)
+    for x in (interval.value, interval.low, interval.high)
+  )
+  return f"{value} ({low} to {high})"
+
+
+def _amount(value: float, comparison: Comparison) -> str:
+  return "not shown" if np.isnan(value) else amount(value, comparison.metric, signed=True)
+
+
+def _drawn(interval: Interval) -> plots.Interval:
+  return plots.Interval(interval.value, interval.low, interval.high)

@@ -1,0 +1,62 @@
+"""What a run keeps of its evaluation: predictions by person and group, for comparisons."""
+
+from typing import Any
+
+import numpy as np
+
+from dp_jax.data.source import Source
+from dp_jax.data.unit_index import UnitIndex
+from dp_jax.evaluation.predictions import PredictionTable
+from dp_jax.models import weights
+from dp_jax.report.atomic import write_bytes
+from dp_jax.training.data import read_groups
+from dp_jax.training.prepare import Run
+from dp_jax.training.step import TrainState
+from dp_jax.training.workdir import WorkDir
+
+
+def write_predictions(run: Run, folder: WorkDir, table: PredictionTable) -> None:
+  """Writes predictions of the final model: beside the report of public data, else private."""
+  path = folder.predictions(run.config.data.declared)
+  write_bytes(path, _of_people(run, table, run.mechanism.steps).to_bytes())
+
+
+def keep_step(
+  run: Run, folder: WorkDir, step: int, state: TrainState, table: PredictionTable
+) -> None:
+  """Keeps the model of a step and its predictions, for a comparison at equal accuracy.
+
+  Only of a run without privacy: the guarantee of a private one is for its last step.
+  """
+  arrays = {**state.average, **run.frozen}
+  declared = run.config.data.declared
+  content = weights.to_bytes(arrays, run.task.spec, declared=declared)
+  folder.unprotected.mkdir(mode=0o700, exist_ok=True)
+  write_bytes(folder.unprotected / f"step_{step}.safetensors", content)
+  write_bytes(folder.kept_predictions(step), _of_people(run, table, step).to_bytes())
+
+
+def _of_people(run: Run, table: PredictionTable, step: int) -> PredictionTable:
+  data, source = run.config.data, run.eval_loader.source
+  unit, people = _people(run, source)
+  about: dict[str, Any] = {
+    "split": data.eval_split,
+    "data_digest": source.fingerprint(),
+    "unit": unit,
+    "class_names": list(run.task.spec.class_names),
+    "step": step,
+  }
+  return table.of_people(people, read_groups(data, source), about)
+
+
+def _people(run: Run, source: Source) -> tuple[str, np.ndarray]:
+  """What stands behind records, and int64[num_records] which; one without an id is its own."""
+  unit, own = run.config.privacy.unit, np.arange(len(source))
+  if unit == "record":
+    return unit, own
+  try:
+    ids = source.column(unit)
+  except ValueError:  # held-out data need not say whose they are, and cannot stop a run now
+    return "record", own
+  index = UnitIndex.from_ids(ids, max_records_per_unit=1)
+  return unit, np.where(index.unit_of_records < 0, len(own) + own, index.unit_of_records)
