@@ -95,13 +95,34 @@ def _report(values: flags.FlagValues, arguments: list[str]) -> int:
 
 def _define_evaluate(values: flags.FlagValues) -> None:
   define_config(values)
+  flags.DEFINE_bool(
+    "release_metrics", False, "release the accuracy on private data, with noise", flag_values=values
+  )
+  flags.DEFINE_float("release_epsilon", None, "of --release_metrics", flag_values=values)
+  flags.DEFINE_float("release_delta", None, "of --release_metrics", flag_values=values)
+  flags.DEFINE_string(
+    "ledger", None, "file that keeps what was released of the held-out data", flag_values=values
+  )
   flags.DEFINE_bool("json", False, "print one JSON object", flag_values=values)
 
 
 def _evaluate(values: flags.FlagValues, arguments: list[str]) -> int:
   from dp_jax.training.release import evaluate_release
 
-  metrics = evaluate_release(one_argument(arguments, "release folder"), config_of(values))
+  path, config = one_argument(arguments, "release folder"), config_of(values)
+  given: list[Any] = [values[name].value for name in ("release_epsilon", "release_delta", "ledger")]
+  if values["release_metrics"].value:
+    from dp_jax.training.release_metrics import release_accuracy
+
+    if None in given:
+      raise ValueError(
+        "--release_metrics needs --release_epsilon, --release_delta and --ledger=FILE."
+      )
+    metrics = release_accuracy(path, config, given[0], given[1], Path(given[2]))
+  elif any(value is not None for value in given):
+    raise ValueError("--release_epsilon, --release_delta and --ledger go with --release_metrics.")
+  else:
+    metrics = evaluate_release(path, config)
   if values["json"].value:
     print(json.dumps(metrics))
   else:

@@ -199,7 +199,7 @@ def _group_sentence(
     for gap, label in zip(gaps, labels, strict=True)
   ]
   return (
-    f"{name}: {title} lies {places[0]} and {places[1]}: {_told(verdict)}"
+    f"{name}: {title} lies {places[0]} and {places[1]}: {_told(verdict, difference)}"
     f" ({_difference_text(difference, metric)})."
   )
 
@@ -210,22 +210,39 @@ def _column_sentence(
 ) -> str:  # fmt: skip
   return (
     f"{name}: {amount(gaps[0].value, metric)} in {METRICS[metric].title} with {labels[0]} and"
-    f" {amount(gaps[1].value, metric)} with {labels[1]}: {_told(verdict)}"
+    f" {amount(gaps[1].value, metric)} with {labels[1]}: {_told(verdict, difference)}"
     f" ({_difference_text(difference, metric)})."
   )
 
 
-def _told(verdict: Verdict) -> str:
-  return verdict if verdict == "no evidence either way" else f"the gap {verdict}"
+def _told(verdict: Verdict, difference: Interval) -> str:
+  if verdict != "no evidence either way":
+    return f"the gap {verdict}"
+  if difference.excludes_zero:
+    return "the group changed sides, no evidence either way that the gap has another size"
+  return verdict
 
 
 def _difference_text(difference: Interval, metric: str) -> str:
-  low, high = (amount(x, metric, signed=True) for x in (difference.low, difference.high))
-  return f"difference {amount(difference.value, metric, signed=True)}, 95% interval {low} to {high}"
+  value, low = (
+    amount(x, metric, signed=True, bare=True) for x in (difference.value, difference.low)
+  )
+  return f"difference {value}, 95% interval {low} to {amount(difference.high, metric, signed=True)}"
 
 
-def amount(value: float, metric: str, *, signed: bool = False) -> str:
-  """A difference of a metric as text: points of percentages, else a number."""
+def amount(value: float, metric: str, *, signed: bool = False, bare: bool = False) -> str:
+  """A difference of a metric as text: percentage points, else a number.
+
+  Args:
+    value: the difference.
+    metric: of METRICS.
+    signed: whether to write a plus.
+    bare: whether to leave out the word "points".
+  """
   percent = METRICS[metric].percent
-  number = f"{100 * value if percent else value:{'+' if signed else ''}.{1 if percent else 3}f}"
-  return f"{number} points" if percent else number
+  number = f"{100 * value if percent else value:.{1 if percent else 3}f}"
+  if float(number) == 0:  # no "-0.0"
+    number = number.removeprefix("-")
+  elif signed and value > 0:
+    number = f"+{number}"
+  return f"{number} points" if percent and not bare else number

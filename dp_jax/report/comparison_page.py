@@ -191,9 +191,9 @@ def _value(interval: Interval, comparison: Comparison) -> str:
 def _change(interval: Interval, comparison: Comparison, signed: bool = True) -> str:
   if not np.isfinite(interval.low):
     return "not defined"
-  value, low, high = (
-    amount(x, comparison.metric, signed=signed)
-    for x in (interval.value, interval.low, interval.high)
+  low = amount(interval.low, comparison.metric, signed=signed, bare=True)
+  value, high = (
+    amount(x, comparison.metric, signed=signed) for x in (interval.value, interval.high)
   )
   return f"{value} ({low} to {high})"
 

@@ -9,6 +9,7 @@ from dp_jax.data.unit_index import UnitIndex
 from dp_jax.evaluation.predictions import PredictionTable
 from dp_jax.models import weights
 from dp_jax.report.atomic import write_bytes
+from dp_jax.training.config import Config
 from dp_jax.training.data import read_groups
 from dp_jax.training.prepare import Run
 from dp_jax.training.step import TrainState
@@ -38,7 +39,7 @@ def keep_step(
 
 def _of_people(run: Run, table: PredictionTable, step: int) -> PredictionTable:
   data, source = run.config.data, run.eval_loader.source
-  unit, people = _people(run, source)
+  unit, people = people_of(run.config, source)
   about: dict[str, Any] = {
     "split": data.eval_split,
     "data_digest": source.fingerprint(),
@@ -49,9 +50,9 @@ def _of_people(run: Run, table: PredictionTable, step: int) -> PredictionTable:
   return table.of_people(people, read_groups(data, source), about)
 
 
-def _people(run: Run, source: Source) -> tuple[str, np.ndarray]:
+def people_of(config: Config, source: Source) -> tuple[str, np.ndarray]:
   """What stands behind records, and int64[num_records] which; one without an id is its own."""
-  unit, own = run.config.privacy.unit, np.arange(len(source))
+  unit, own = config.privacy.unit, np.arange(len(source))
   if unit == "record":
     return unit, own
   try:

@@ -88,7 +88,7 @@ def load_release(path: str | os.PathLike[str]) -> Release:
   Raises:
     ValueError: if there is no such folder or its files do not fit together.
   """
-  folder = _release_folder(Path(path))
+  folder = release_folder(Path(path))
   spec, _ = weights.load(folder / PARAMS)
   _, fresh = split(spec.build(seed=0))
   arrays, _ = weights.initialise_from(fresh, folder / PARAMS)
@@ -96,10 +96,15 @@ def load_release(path: str | os.PathLike[str]) -> Release:
   return Release(spec, arrays, json.loads(privacy.read_text()) if privacy.is_file() else None)
 
 
-def _release_folder(path: Path) -> Path:
+def release_folder(path: Path) -> Path:
   """The folder with the parameters: the path itself, or that inside a work directory."""
   inside = [path / name for name in ("release", "unprotected")]
   return next((folder for folder in inside if (folder / PARAMS).is_file()), path)
+
+
+def run_folder(path: Path) -> Path:
+  """The work directory of a release."""
+  return release_folder(path).absolute().parent
 
 
 def write_parameters(
@@ -188,12 +193,12 @@ def evaluate_release(path: Path, config: Config) -> dict[str, Any]:
   """
   release = load_release(path)
   sums = evaluate(
-    release.predictor(), _loader(release, config), release.spec.num_classes,
+    release.predictor(), held_out_loader(release, config), release.spec.num_classes,
     config.eval.microbatch_size,
   )  # fmt: skip
   if config.data.declared == "public":
     return {"split": config.data.eval_split, **sums.scalars()}
-  private = _release_folder(path).absolute().parent / "private"
+  private = run_folder(path) / "private"
   private.mkdir(mode=0o700, exist_ok=True)
   out = private / "evaluation.json"
   write_bytes(out, (json.dumps(sums.details(), indent=2) + "\n").encode())
@@ -213,7 +218,7 @@ def predict_release(path: Path, config: Config, out: Path) -> None:
   text = io.StringIO()
   writer = csv.writer(text, lineterminator="\n")
   writer.writerow(["index", "prediction", *(f"probability_{name}" for name in names)])
-  loader = _loader(release, config)
+  loader = held_out_loader(release, config)
   for indices, probabilities, units, _ in predictions(
     release.predictor(), loader, config.eval.microbatch_size
   ):
@@ -228,7 +233,7 @@ def predict_release(path: Path, config: Config, out: Path) -> None:
     raise ValueError(f"cannot write {str(out)!r}: {error.strerror}.") from error
 
 
-def _loader(release: Release, config: Config) -> UnitLoader:
+def held_out_loader(release: Release, config: Config) -> UnitLoader:
   """Units of one record each, checked against what the model takes."""
   data, spec = config.data, release.spec
   source = open_split(

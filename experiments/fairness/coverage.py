@@ -66,12 +66,17 @@ def main() -> None:
     Path(args.out).write_text(json.dumps(content, indent=2) + "\n")
 
 
-def study(repeats: int) -> dict[str, dict[str, float]]:
-  """Coverage of each interval, resampling people and resampling records."""
+def study(repeats: int, large: int = 400_000) -> dict[str, dict[str, float]]:
+  """Coverage of each interval, resampling people and resampling records.
+
+  Args:
+    repeats: how often to draw people.
+    large: people of the draw that stands for the truth.
+  """
   rng = np.random.default_rng(0)
   metrics = ("accuracy", "auroc")
-  large = draw(rng, 400_000)
-  truth = {metric: figures(large, metric, resamples=1) for metric in metrics}
+  everyone = draw(rng, large)
+  truth = {metric: figures(everyone, metric, resamples=1) for metric in metrics}
   held: dict[str, dict[str, list[bool]]] = {"people": {}, "records": {}}
   for seed in range(repeats):
     table = draw(rng, PEOPLE)

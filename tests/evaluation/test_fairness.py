@@ -138,6 +138,7 @@ def test_a_group_that_changes_sides_by_as_much_has_no_wider_gap():
   found, verdicts = _verdicts(tuple(tables), ["sex"])
   assert found.changes[0].difference.excludes_zero
   assert verdicts["sex f"] == "no evidence either way"
+  assert "the group changed sides" in found.changes[0].sentence
 
 
 def test_tables_of_other_records_are_refused():
