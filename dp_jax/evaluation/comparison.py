@@ -179,10 +179,11 @@ def _column_changes(first: Measured, second: Measured, labels: tuple[str, str]) 
 def _verdict(first: Interval, second: Interval, signed: Interval, size: Interval) -> Verdict:
   """What may be said of a gap.
 
-  Evidence is an interval of the signed difference without zero. A group that went from one side of
-  the overall to the other has moved, but its gap has changed only if its size has too.
+  Evidence is an interval of the signed difference without zero. A group that lies, beyond chance,
+  on one side of the overall in one model and on the other side in the other has moved; its gap has
+  changed only if there is evidence that its size has.
   """
-  crossed = first.value * second.value < 0
+  crossed = first.excludes_zero and second.excludes_zero and first.value * second.value < 0
   if not signed.excludes_zero or (crossed and not size.excludes_zero):
     return "no evidence either way"
   return "widened" if abs(first.value) > abs(second.value) else "narrowed"

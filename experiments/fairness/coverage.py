@@ -2,7 +2,7 @@
 
     python -m experiments.fairness.coverage [--repeats=1000] [--out=FILE.json]
 
-Each repeat draws 300 people with 1 to 9 records (5 on average) and a score for each. How well a
+Each repeat draws 400 people with 1 to 9 records (5 on average) and a score for each. How well a
 person is classified is a property of the person, so records of one person go together. The truth
 comes from one draw of 400,000 people. Intervals over people should hold it in 93 to 97 of 100
 repeats; intervals over records, as if they were independent, should fall short.
@@ -19,7 +19,7 @@ import numpy as np
 from dp_jax.evaluation.fairness import fairness, measure
 from dp_jax.evaluation.predictions import PredictionTable
 
-PEOPLE, RESAMPLES = 300, 1000
+PEOPLE, RESAMPLES = 400, 600
 
 
 def draw(rng: np.random.Generator, people: int) -> PredictionTable:
