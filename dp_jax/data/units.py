@@ -161,6 +161,11 @@ class UnitLoader:
     return self._index.members.shape[1]
 
   @property
+  def spec(self) -> RecordSpec:
+    """What a well-formed record looks like."""
+    return self._spec
+
+  @property
   def source(self) -> Source:
     """Where the records come from."""
     return self._source

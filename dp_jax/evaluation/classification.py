@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from dp_jax.evaluation.predictions import PredictionTable, TableBuilder
+from dp_jax.evaluation.multilabel import HeldOutLabels
+from dp_jax.evaluation.predictions import PredictionTable, TableBuilder, cross_entropy
 
 CALIBRATION_BINS = 15
 TOP_K = 5
@@ -121,11 +122,6 @@ class ClassificationSums:
       return 2 * np.diag(self.confusion) / both
 
 
-def cross_entropy(chosen: np.ndarray) -> np.ndarray:
-  """Losses of records from the probability of their class, in nats; at most 87.3."""
-  return -np.log(np.maximum(chosen, np.finfo(np.float32).tiny))
-
-
 def in_top_k(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
   """bool[n]: whether fewer than TOP_K classes come before the label; of equals, the last first.
 
@@ -163,24 +159,29 @@ class HeldOut:
     return {**self.scalars(), **self.sums.details()}
 
 
-def evaluate(predict: Predict, loader: Any, num_classes: int, microbatch_size: int) -> HeldOut:
-  """Evaluates a classifier on every record of a loader, each exactly once.
+def evaluate(
+  predict: Predict, loader: Any, num_classes: int, microbatch_size: int
+) -> HeldOut | HeldOutLabels:
+  """Evaluates a model on every record of a loader, each exactly once.
 
   Args:
     predict: probabilities of a batch of raw inputs; always called with `microbatch_size` of them.
     loader: a `dp_jax.data.units.UnitLoader` of the split.
-    num_classes: number of classes.
+    num_classes: number of classes, or of labels where each is a question of its own.
     microbatch_size: units per call; the last call is padded and masked.
   """
-  sums, builder = ClassificationSums.zeros(num_classes), TableBuilder(num_classes)
+  several = loader.spec.multilabel
+  sums, builder = ClassificationSums.zeros(num_classes), TableBuilder(num_classes, several)
   for indices, probabilities, units, mask in predictions(predict, loader, microbatch_size):
     real = (units["record_mask"] & mask[:, None]).reshape(-1)
-    labels = units["label"].reshape(-1)
-    sums.add(probabilities, labels, real)
-    members = np.full(units["label"].shape, -1)
+    labels = units["label"].reshape(len(real), *units["label"].shape[2:])
+    if not several:
+      sums.add(probabilities, labels, real)
+    members = np.full(units["record_mask"].shape, -1)
     members[: len(indices)] = loader.members[indices]
     builder.add(members.reshape(-1), probabilities, labels, real)
-  return HeldOut(sums, builder.table())
+  table = builder.table()
+  return HeldOutLabels(table) if several else HeldOut(sums, table)
 
 
 def predictions(predict: Predict, loader: Any, microbatch_size: int) -> Any:

@@ -15,7 +15,7 @@ SMALL_UNITS = 30
 SMALL_EVENTS = 10
 # More groups than this are a mistake, such as a column of names or of numbers without cut points.
 MAX_GROUPS = 500
-# The column that every table has.
+# The column that every table of one label has.
 CLASS = "class"
 
 Status = Literal["shown", "small", "suppressed"]
@@ -56,7 +56,9 @@ def partitions(
   Raises:
     ValueError: if a column is not there, named twice, or there are too many groups.
   """
-  there = {CLASS: _class_values(table, class_names), **table.groups}
+  there = {**table.groups}
+  if not table.is_multilabel:
+    there[CLASS] = _class_values(table, class_names)
   for name in columns:
     if name not in there:
       raise ValueError(
@@ -92,7 +94,7 @@ def too_small(
   small = unit_counts(parts, units) < SMALL_UNITS
   needed = {"auroc": (0, 1), "true_positive_rate": (1,), "false_positive_rate": (0,)}
   for label in needed.get(metric, ()):
-    kept = table.label == label
+    kept = (table.label == label).reshape(len(table.label), -1).any(axis=1)
     of_label = [Partition(p.columns, p.groups, p.codes[kept]) for p in parts]
     small |= unit_counts(of_label, units[kept]) < SMALL_EVENTS
   return small

@@ -27,10 +27,11 @@ class PredictionTable:
   Attributes:
     record: int64[n], its index in the split.
     unit: int64[n], the unit (person) that it belongs to, in 0..num_units - 1.
-    label: int32[n].
-    predicted: int32[n]; a record whose prediction is not a number has a wrong one.
-    label_probability: float32[n], of the true class.
-    score: float32[n] the probability of class 1 where there are two classes, else [0].
+    label: int32[n]; of several labels int32[n, num_labels]: 1, 0, or -1 for not known.
+    predicted: of that shape; a record whose prediction is not a number has a wrong one.
+    label_probability: float32 of that shape, of what is true.
+    score: float32[n] the probability of class 1 where there are two classes; of several labels
+      float32[n, num_labels] that of yes; else [0].
     groups: [n] strings for each column.
     about: what tells which records these are and which model it was: JSON values.
   """
@@ -47,12 +48,21 @@ class PredictionTable:
   @property
   def is_binary(self) -> bool:
     """Whether there are two classes, so that records can be ranked."""
-    return bool(len(self.score) == len(self.label))
+    return not self.is_multilabel and len(self.score) == len(self.label)
+
+  @property
+  def is_multilabel(self) -> bool:
+    """Whether there are several labels, each a yes or no of its own."""
+    return self.label.ndim == 2
 
   @property
   def num_units(self) -> int:
     """How many units have a record here."""
     return len(np.unique(self.unit))
+
+  def losses(self) -> np.ndarray:
+    """float64 of the shape of `label`: cross-entropies in nats, at most 87.3."""
+    return cross_entropy(self.label_probability.astype(np.float64))
 
   def rankings(self) -> dict[str, float | None]:
     """AUROC and average precision of class 1; empty unless there are two classes."""
@@ -84,16 +94,19 @@ class PredictionTable:
 class TableBuilder:
   """Collects a table from batches, in order."""
 
-  def __init__(self, num_classes: int):
-    self._num_classes = num_classes
+  def __init__(self, num_classes: int, several: bool = False):
+    self._num_classes, self._several = num_classes, several
     self._parts: list[tuple[np.ndarray, ...]] = []
 
   def add(
     self, records: np.ndarray, probabilities: np.ndarray, labels: np.ndarray, mask: np.ndarray
   ) -> None:
-    """Adds records: int[n], float[n, num_classes], int[n], bool[n]; masked ones are left out."""
+    """Adds records: int[n], float[n, num_classes], labels, bool[n]; masked ones are left out."""
     records, labels = records[mask], labels[mask]
     probabilities = np.array(probabilities[mask], np.float32)
+    if self._several:
+      self._parts.append((records, *_yes_or_no(probabilities, labels)))
+      return
     failed = ~np.isfinite(probabilities).all(axis=1)
     probabilities[failed] = 0.0
     predicted = probabilities.argmax(axis=1)
@@ -105,7 +118,8 @@ class TableBuilder:
 
   def table(self) -> PredictionTable:
     """The table of what was added, each record its own unit and without groups."""
-    empty = (np.zeros(0, int), np.zeros(0, int), np.zeros(0, int), np.zeros(0), np.zeros(0))
+    none = np.zeros((0, self._num_classes) if self._several else 0)
+    empty = (np.zeros(0, int), none, none, none, none)
     record, label, predicted, chosen, score = map(
       np.concatenate, zip(*(self._parts or [empty]), strict=True)
     )
@@ -118,6 +132,20 @@ class TableBuilder:
       label_probability=chosen.astype(np.float32),
       score=score.astype(np.float32),
     )
+
+
+def _yes_or_no(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, ...]:
+  """Labels, predictions, probabilities of what is true, and scores, each [n, num_labels]."""
+  labels = labels.astype(np.int32)
+  failed = ~np.isfinite(probabilities)
+  predicted = np.where(failed, labels != 1, probabilities > 0.5).astype(np.int32)
+  chosen = np.where(labels == 1, probabilities, 1 - probabilities)
+  return labels, predicted, np.where(failed, 0.0, chosen), probabilities
+
+
+def cross_entropy(chosen: np.ndarray) -> np.ndarray:
+  """Losses from the probability of what is true, in nats; at most 87.3."""
+  return -np.log(np.maximum(chosen, np.finfo(np.float32).tiny))
 
 
 def load_predictions(path: Path) -> PredictionTable:

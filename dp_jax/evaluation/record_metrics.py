@@ -6,7 +6,6 @@ from typing import NamedTuple
 import numpy as np
 
 from dp_jax.evaluation.bootstrap import Statistic, auroc_statistic, ratio_statistic
-from dp_jax.evaluation.classification import cross_entropy
 from dp_jax.evaluation.groups import Partition
 from dp_jax.evaluation.predictions import PredictionTable
 from dp_jax.evaluation.scores import finite_scores
@@ -18,7 +17,7 @@ class Metric(NamedTuple):
   Attributes:
     title: for people.
     higher_is_better: False for losses and error rates.
-    binary: whether it needs two classes.
+    binary: whether it needs two classes, or several labels of yes or no.
     percent: whether to show it as a percentage.
   """
 
@@ -38,8 +37,8 @@ METRICS = {
 
 
 def default_metrics(table: PredictionTable) -> tuple[str, ...]:
-  """AUROC and accuracy of two classes, accuracy of more."""
-  return ("auroc", "accuracy") if table.is_binary else ("accuracy",)
+  """AUROC and accuracy of yes-or-no questions, accuracy of more classes."""
+  return ("auroc", "accuracy") if table.is_binary or table.is_multilabel else ("accuracy",)
 
 
 def check_metrics(names: Sequence[str], table: PredictionTable) -> None:
@@ -48,7 +47,8 @@ def check_metrics(names: Sequence[str], table: PredictionTable) -> None:
   Raises:
     ValueError: names the metric and those that there are.
   """
-  known = [name for name, metric in METRICS.items() if table.is_binary or not metric.binary]
+  yes_or_no = table.is_binary or table.is_multilabel
+  known = [name for name, metric in METRICS.items() if yes_or_no or not metric.binary]
   for name in names:
     if name not in METRICS:
       raise ValueError(f"unknown metric {name!r}; one of {', '.join(known)}.")
@@ -61,6 +61,9 @@ def statistic_of(
 ) -> Statistic:
   """A metric in every group of every partition, one after the other.
 
+  Of several labels AUROC is the mean over those that have both yes and no in the group, and the
+  other metrics count every known label.
+
   Args:
     name: of METRICS.
     table: the predictions.
@@ -69,22 +72,43 @@ def statistic_of(
     parts: partitions of the records.
   """
   if name == "auroc":
-    score = finite_scores(table.score, table.label)
-    each = [
-      auroc_statistic(table.label == 1, score, units, part.codes, len(part.groups))
-      for part in parts
-    ]
-    return lambda weights: np.concatenate([one(weights) for one in each], axis=1)
+    return _auroc(table, units, parts)
   numerator, denominator = _ratio(name, table)
   members = [part.codes == code for part in parts for code in range(len(part.groups))]
   return ratio_statistic(numerator, denominator, units, num_units, members)
 
 
+def _auroc(table: PredictionTable, units: np.ndarray, parts: Sequence[Partition]) -> Statistic:
+  count = len(table.label)
+  targets, scores = table.label.reshape(count, -1), table.score.reshape(count, -1)
+  each = [
+    [
+      auroc_statistic(
+        target == 1, finite_scores(score, target), units, np.where(target < 0, -1, part.codes),
+        len(part.groups),
+      )
+      for part in parts
+    ]
+    for target, score in zip(targets.T, scores.T, strict=True)
+  ]  # fmt: skip
+
+  def statistic(weights: np.ndarray) -> np.ndarray:
+    areas = np.stack([np.concatenate([one(weights) for one in label], axis=1) for label in each])
+    defined = np.isfinite(areas)
+    with np.errstate(invalid="ignore"):
+      return np.where(defined, areas, 0.0).sum(axis=0) / defined.sum(axis=0)
+
+  return statistic
+
+
 def _ratio(name: str, table: PredictionTable) -> tuple[np.ndarray, np.ndarray]:
-  everyone = np.ones(len(table.label), bool)
+  """Numerator and denominator of each record, float[n]."""
+  counted = table.label >= 0
   if name == "loss":
-    return cross_entropy(table.label_probability.astype(np.float64)), everyone
-  if name == "accuracy":
-    return table.predicted == table.label, everyone
-  actual = table.label == (1 if name == "true_positive_rate" else 0)
-  return actual & (table.predicted == 1), actual
+    top = np.where(counted, table.losses(), 0.0)
+  elif name == "accuracy":
+    top = counted & (table.predicted == table.label)
+  else:
+    counted = table.label == (1 if name == "true_positive_rate" else 0)
+    top = counted & (table.predicted == 1)
+  return tuple(x.reshape(len(table.label), -1).sum(axis=1, dtype=float) for x in (top, counted))

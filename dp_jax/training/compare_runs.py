@@ -173,4 +173,5 @@ def _closest(side: _Side, accuracy: float) -> PredictionTable | None:
 
 
 def _accuracy(table: PredictionTable) -> float:
-  return float(np.mean(table.predicted == table.label)) if len(table.label) else 0.0
+  known = table.label >= 0
+  return float(np.mean(table.predicted[known] == table.label[known])) if known.any() else 0.0

@@ -10,6 +10,7 @@ import numpy as np
 
 from dp_jax.data.pipeline import Microbatch, Pipeline, cut, default_workers, load_microbatch
 from dp_jax.evaluation.classification import HeldOut, evaluate
+from dp_jax.evaluation.multilabel import HeldOutLabels
 from dp_jax.gradients.clipping import plain_units_under_removal
 from dp_jax.gradients.engines import ClipAux
 from dp_jax.privacy.keys import MasterKey
@@ -220,7 +221,7 @@ class Evaluation:
     """Nothing is held."""
 
 
-def evaluate_state(run: Run, state: TrainState) -> HeldOut:
+def evaluate_state(run: Run, state: TrainState) -> HeldOut | HeldOutLabels:
   """Evaluates the moving average on the evaluation split."""
   predict = jax.jit(run.released.predict)
   arrays = {**state.average, **run.frozen}

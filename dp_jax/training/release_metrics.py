@@ -100,8 +100,10 @@ def _evaluate(path: Path, config: Config) -> tuple[PredictionTable, int]:
 def shares(table: PredictionTable) -> np.ndarray:
   """float64[units with a record]: the share of each one's records that are right, in [0, 1]."""
   _, units = np.unique(table.unit, return_inverse=True)
-  right = np.bincount(units, table.predicted == table.label)
-  return right / np.maximum(np.bincount(units), 1)
+  known = (table.label >= 0).reshape(len(units), -1)
+  right = (table.predicted == table.label).reshape(len(units), -1) & known
+  of_records = right.sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+  return np.bincount(units, of_records) / np.maximum(np.bincount(units), 1)
 
 
 def noised_share(values: np.ndarray, num_units: int, mechanism: Mechanism, key: MasterKey) -> float:

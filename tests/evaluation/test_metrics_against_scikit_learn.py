@@ -6,7 +6,10 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from sklearn import metrics
 
-from dp_jax.evaluation.classification import ClassificationSums
+from dp_jax.data.source import SourceInfo
+from dp_jax.data.units import RecordSpec, UnitLoader
+from dp_jax.evaluation.classification import ClassificationSums, evaluate
+from dp_jax.evaluation.fairness import measure
 from dp_jax.evaluation.language import TokenSums
 from dp_jax.evaluation.predictions import TableBuilder
 from dp_jax.evaluation.scores import multilabel_metrics, ranking_metrics
@@ -145,3 +148,47 @@ def test_a_loss_that_is_not_a_number_counts_as_a_large_one():
   sums = TokenSums()
   sums.add(np.array([np.nan, np.inf]), np.ones(2, bool))
   assert 80 < sums.scalars()["loss"] < 90
+
+
+class _Labelled:
+  """A source of several labels: the input of a record is its index."""
+
+  def __init__(self, labels):
+    self._labels = labels
+    count, names = labels.shape
+    self.info = SourceInfo(
+      "made up", count, (1,), names, (0, count), input_dtype="float32", multilabel=True
+    )
+
+  def __len__(self):
+    return len(self._labels)
+
+  def gather(self, indices):
+    return {"inputs": indices.astype(np.float32)[:, None], "label": self._labels[indices]}
+
+
+def test_several_labels_on_a_split_with_unknown_ones_and_malformed_records():
+  rng = np.random.default_rng(4)
+  scores = rng.random((60, 3)).astype(np.float32)
+  labels = rng.integers(-1, 2, (60, 3)).astype(np.float32)
+  labels[7] = 5  # no label
+  spec = RecordSpec((1,), 3, (0.0, 60.0), multilabel=True)
+  found = None
+  for size in (7, 64):
+    loader = UnitLoader(_Labelled(labels), spec)
+    held_out = evaluate(lambda x: scores[x[:, 0].astype(int)], loader, 3, size)
+    assert found is None or held_out.details() == found
+    found = held_out.details()
+  kept = np.arange(60) != 7
+  known = kept[:, None] & (labels >= 0)
+  assert found["num_records"] == 59 and found["known_per_label"] == known.sum(axis=0).tolist()
+  expected = metrics.accuracy_score(labels[known], scores[known] > 0.5)
+  assert found["accuracy"] == expected
+  np.testing.assert_allclose(found["loss"], metrics.log_loss(labels[known], scores[known]))
+  areas = [metrics.roc_auc_score(labels[known[:, i], i], scores[known[:, i], i]) for i in range(3)]
+  assert found["auroc_per_label"] == areas
+  np.testing.assert_allclose(found["auroc"], np.mean(areas))
+  (measured,) = measure([held_out.table], [], "auroc", private=False, resamples=5)
+  np.testing.assert_allclose(measured.values, [np.mean(areas)])
+  (measured,) = measure([held_out.table], [], "accuracy", private=False, resamples=5)
+  np.testing.assert_allclose(measured.values, [expected])
