@@ -217,17 +217,19 @@ def open_source(
   interpolation: Interpolation = "bilinear",
   class_names: tuple[str, ...] | None = None,
   table: TableSpec | None = None,
+  input_column: str | None = None,
+  label_column: str | None = None,
 ) -> Source:
   """Opens a source by name.
 
   Args:
     name: "digits" (the scans that scikit-learn ships), "rendered_digits" (drawn here, public),
       "npz" (arrays in files), "npy" (memory-mapped shards), "folder" (images in class folders),
-      "csv" (a table of numbers or of image paths) or "tfds:NAME" (a prepared TensorFlow Datasets
-      data set).
+      "csv" (a table of numbers or of image paths), "hf" (a Hugging Face data set on disk) or
+      "tfds:NAME" (a prepared TensorFlow Datasets data set).
     split: "train" or "test", or what the tfds data set calls its splits.
-    path: the file or folder of "npz" and "csv", the folder of "npy" and "folder"; the data_dir of
-      "tfds:NAME".
+    path: the file or folder of "npz" and "csv", the folder of "npy", "folder" and "hf"; the
+      data_dir of "tfds:NAME".
     seed: picks the split of "digits" and the drawings of "rendered_digits".
     num_records: how many digits to render (default 20,000); for the other sources, reads only
       the first so many records.
@@ -238,6 +240,8 @@ def open_source(
     class_names: of "folder", its class folders in the order of their labels; None takes those that
       are there, sorted.
     table: how the rows of "csv" become records.
+    input_column: of "hf"; None takes its only column of images.
+    label_column: of "hf"; None takes its only ClassLabel, or "label".
 
   Returns:
     The source.
@@ -280,6 +284,15 @@ def open_source(
     if table.image_column is not None:
       image_decoder = images.ImageDecoder(_image_shape(input_shape), resize, crop_fraction)
     source = csv_source.open_csv(path, split, table, image_decoder)
+  elif name == "hf":
+    from dp_jax.data import hf_source, images
+
+    image_decoder = None
+    if input_shape is not None and len(input_shape) == 3:
+      image_decoder = images.ImageDecoder(_image_shape(input_shape), resize, crop_fraction)
+    source = hf_source.HfSource(
+      path, split, decoder=image_decoder, input_column=input_column, label_column=label_column
+    )
   elif name.startswith("tfds:"):
     from dp_jax.data import tfds_source
 
@@ -287,7 +300,7 @@ def open_source(
   else:
     raise ValueError(
       f"unknown data source {name!r}; use one of digits, rendered_digits, npz, npy, folder,"
-      " csv, tfds:NAME"
+      " csv, hf, tfds:NAME"
     )
   return source if num_records is None else Head(source, num_records)
 

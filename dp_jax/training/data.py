@@ -41,6 +41,8 @@ def open_split(
     crop_fraction=data.crop_fraction, interpolation=data.interpolation,
     class_names=data.class_names or class_names,
     table=_table_spec(config, labelled) if data.source == "csv" else None,
+    input_column=data.image_column or (data.features or (None,))[0],
+    label_column=(data.label_columns or (None,))[0],
   )  # fmt: skip
 
 

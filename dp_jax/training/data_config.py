@@ -12,6 +12,8 @@ _TABLE_KEYS = (
   "label_columns", "features", "feature_ranges", "feature_defaults", "missing_indicators",
   "image_column", "image_root", "uncertain", "blank", "split_column", "eval_fraction",
 )  # fmt: skip
+# Of these, what an hf source shares.
+_HF_KEYS = ("label_columns", "features", "image_column")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,7 +21,7 @@ class DataConfig:
   """Where the records come from, and what about them is public.
 
   Attributes:
-    source: digits, rendered_digits, npz, npy, folder, csv or tfds:NAME.
+    source: digits, rendered_digits, npz, npy, folder, csv, hf or tfds:NAME.
     path: the file or folder of the source, where it has one.
     train_split, eval_split: names of the splits.
     declared: "private" (nothing un-noised leaves private/) or "public" (a benchmark).
@@ -40,7 +42,8 @@ class DataConfig:
       numbered. It is public. Without it the ids that occur are treated as public.
     groups: columns whose values are the subgroups of an evaluation.
     group_bins: for each of data.groups the cut points of its bands; () for values as they are.
-    label_columns: of a csv source. Of several columns each is a yes-or-no label of its own.
+    label_columns: of a csv source. Of several columns each is a yes-or-no label of its own. Of an
+      hf source, its one column of labels; image_column or features then name that of the inputs.
     features, feature_ranges: columns of numbers, and (low, high) of each, mapped to [-1, 1].
     feature_defaults: of each feature, the value in place of none; left out, mid-range.
     missing_indicators: adds for each feature an input that says whether it has no value.
@@ -107,12 +110,16 @@ def data_checks(data: DataConfig, unit: str, limit: int) -> list[tuple[bool, str
   elsewhere = [
     name for name in _TABLE_KEYS
     if data.source != "csv" and getattr(data, name) != getattr(DataConfig, name)
+    and not (data.source == "hf" and name in _HF_KEYS)
   ]  # fmt: skip
+  one_each = len(data.label_columns or ()) < 2 and len(data.features or ()) < 2
   return [
     (not elsewhere, f"data.{min(elsewhere, default='')}",
      getattr(data, min(elsewhere, default="source")), "is for the source csv"),
     (data.class_names is None or data.source in ("folder", "csv"), "data.class_names",
      data.class_names, "is for the sources folder and csv: others name their classes themselves"),
+    (data.source != "hf" or one_each, "data.features", data.features,
+     "and data.label_columns of an hf source must name one column each"),
     ((data.workers or 0) >= 0, "data.workers", data.workers, "must not be negative"),
     (data.prefetch is None or data.prefetch >= 1, "data.prefetch", data.prefetch,
      "must be at least 1"),

@@ -3,6 +3,7 @@
 import csv
 import json
 
+import datasets
 import numpy as np
 import pytest
 from PIL import Image
@@ -41,16 +42,35 @@ def _write_shards(root):
   return root
 
 
+def _write_data_set(root):
+  """The images of `_write_folder`, as a Hugging Face data set."""
+  datasets.disable_progress_bars()
+  features = datasets.Features(
+    {"scan": datasets.Image(), "finding": datasets.ClassLabel(names=list(CLASSES))}
+  )
+  folder = _write_folder(root / "images")
+  splits = {}
+  for split in COUNTS:
+    files = sorted((folder / split).rglob("*.jpg"))
+    columns = {"scan": [*map(str, files)], "finding": [file.parent.name for file in files]}
+    splits[split] = datasets.Dataset.from_dict(columns, features=features)
+  datasets.DatasetDict(splits).save_to_disk(str(root / "saved"))
+  return root / "saved"
+
+
 def _config(source, root, **changes):
   data = {"source": source, "path": str(root), "declared": "public", **changes.pop("data", {})}
-  if source == "folder":
+  if source in ("folder", "hf"):
     data["input_shape"] = [8, 8, 3]
   model = {"name": "linear"} if source == "npy" else {"widths": [4], "strides": [2], "groups": 2}
   steps = {"steps": 3, "learning_rate": 0.1, "microbatch_size": 8}
   return small_config(data=data, model=model, train=steps, **changes)
 
 
-@pytest.mark.parametrize(("source", "write"), [("folder", _write_folder), ("npy", _write_shards)])
+@pytest.mark.parametrize(
+  ("source", "write"),
+  [("folder", _write_folder), ("npy", _write_shards), ("hf", _write_data_set)],
+)
 def test_train_evaluate_and_predict(tmp_path, source, write):
   config = _config(source, write(tmp_path / "data"))
   result = train(config, tmp_path / "run", test_key_file=key_file(tmp_path), progress=False)
