@@ -1,4 +1,4 @@
-"""Images and labels in NumPy's .npz files."""
+"""Images or feature vectors, and labels, in NumPy's .npz files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from dp_jax.data.source import ArraySource, SourceInfo
 
 # Tried in this order; SPLIT stands for the name of the split.
-_IMAGE_KEYS = ("SPLIT_image", "SPLIT_images", "x_SPLIT")
+_IMAGE_KEYS = ("SPLIT_image", "SPLIT_images", "x_SPLIT", "SPLIT_features")
 _LABEL_KEYS = ("SPLIT_label", "SPLIT_labels", "y_SPLIT")
 
 
@@ -23,24 +23,25 @@ def open_npz(path: str | None, split: str) -> ArraySource:
 
   Args:
     path: FILE.npz with the arrays train_image, train_label, test_image, test_label (or x_train,
-      y_train, x_test, y_test, as in mnist.npz), or a folder with train.npz and test.npz, each
-      with the arrays image and label. Any other array train_NAME, or NAME in a folder, of one
-      value for each record is a column NAME, for units and groups.
+      y_train, x_test, y_test, as in mnist.npz; train_features and test_features for vectors), or
+      a folder with train.npz and test.npz, each with the arrays image and label. Any other array
+      train_NAME, or NAME in a folder, of one value for each record is a column NAME, for units and
+      groups.
     split: "train", "test" or any other for which the file has arrays.
 
   Returns:
-    A source of [H, W, C] images; [H, W] images get a channel axis.
+    A source of [H, W, C] images; [H, W] images get a channel axis. Or one of vectors [d].
 
   Raises:
     ValueError: if the path is missing, is no .npz file, lacks an array, or the arrays are not
-      [N, H, W] or [N, H, W, C] numbers and N integers.
+      [N, H, W] or [N, H, W, C] numbers, or [N, d] numbers that are not uint8, and N integers.
   """
   if not path:
     raise ValueError("the npz source needs a path: set data.path to a file or folder")
   location = pathlib.Path(path)
   if location.is_dir():
     file = location / f"{split}.npz"
-    image_keys: tuple[str, ...] = ("image", "images")
+    image_keys: tuple[str, ...] = ("image", "images", "features")
     label_keys: tuple[str, ...] = ("label", "labels")
   else:
     file = location
@@ -57,10 +58,16 @@ def open_npz(path: str | None, split: str) -> ArraySource:
     num_records=len(labels),
     input_shape=images.shape[1:],
     num_classes=None,
-    value_range=(0.0, 255.0) if images.dtype == np.uint8 else (0.0, 1.0),
+    value_range=_value_range(images),
     input_dtype=images.dtype.name,
   )
   return ArraySource(info, images, labels, columns)
+
+
+def _value_range(images: np.ndarray) -> tuple[float, float]:
+  if images.ndim == 2:
+    return (-1.0, 1.0)
+  return (0.0, 255.0) if images.dtype == np.uint8 else (0.0, 1.0)
 
 
 def _read_arrays(
@@ -109,10 +116,11 @@ def _checked(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Checks the schema of both arrays and brings them to the dtypes of a source."""
   numeric = images.dtype.kind in "uif"
-  if images.ndim not in (3, 4) or not numeric:
+  vectors = images.ndim == 2 and images.dtype != np.uint8
+  if (images.ndim not in (3, 4) and not vectors) or not numeric:
     raise ValueError(
-      f"{file}: images must be numbers of shape [N, H, W] or [N, H, W, C], "
-      f"not {images.dtype} {images.shape}"
+      f"{file}: images must be numbers of shape [N, H, W] or [N, H, W, C], or features numbers of "
+      f"shape [N, d] other than uint8, not {images.dtype} {images.shape}"
     )
   if labels.ndim == 2 and labels.shape[1] == 1:
     labels = labels[:, 0]

@@ -12,6 +12,7 @@ from flax import nnx
 from dp_jax.models import vit
 from dp_jax.models.convnet import ConvNet
 from dp_jax.models.efficientnet_lite import EfficientNetLite
+from dp_jax.models.feature_head import FeatureHead
 from dp_jax.models.linear import Linear
 from dp_jax.models.resnet import ResNet
 from dp_jax.models.wide_resnet import WideResNet
@@ -21,11 +22,15 @@ from dp_jax.models.wide_resnet import WideResNet
 MODELS: dict[str, Callable[..., nnx.Module]] = {
   "convnet": ConvNet,
   "efficientnet_lite": EfficientNetLite,
+  "feature_head": FeatureHead,
   "linear": Linear,
   "resnet": ResNet,
   "vit": vit.build,
   "wide_resnet": WideResNet,
 }
+
+# Those that take feature vectors.
+VECTORS = ("feature_head", "linear")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +67,7 @@ class ModelSpec:
     """
     if self.name not in MODELS:
       raise ValueError(f"model.name={self.name!r} is not one of {', '.join(sorted(MODELS))}.")
-    if self.name != "linear" and len(self.input_shape) != 3:
+    if self.name not in VECTORS and len(self.input_shape) != 3:
       raise ValueError(
         f"model {self.name!r} takes images (height, width, channels), not inputs of shape"
         f" {tuple(self.input_shape)}; use model.name=linear."

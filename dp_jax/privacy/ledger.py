@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any
 
 from dp_jax.privacy import accounting, composition, tuning
@@ -115,23 +115,37 @@ class Ledger:
       ValueError: if the same run reserved something else, the adjacency differs from
         that of the other entries, or the file is damaged.
     """
-    if not isinstance(purpose, str) or not purpose:
-      raise ValueError(f"purpose is {purpose!r}; say what is released, such as 'training'")
-    if selection is not None:
-      tuning.check(mechanism)
-    content = {
-      "kind": "release",
-      "purpose": purpose,
-      "run": run,
-      "mechanism": mechanism.to_dict(),
-      "selection": None if selection is None else selection.to_dict(),
-    }
+    return self.reserve_all({purpose: mechanism}, run=run, selection=selection)[0]
+
+  def reserve_all(
+    self,
+    mechanisms: Mapping[str, Mechanism],
+    *,
+    run: str | None = None,
+    selection: Selection | None = None,
+  ) -> list[Entry]:
+    """Enters several releases, by purpose, all of them or none; otherwise like `reserve`."""
+    contents = []
+    for purpose, mechanism in mechanisms.items():
+      if not isinstance(purpose, str) or not purpose:
+        raise ValueError(f"purpose is {purpose!r}; say what is released, such as 'training'")
+      if selection is not None:
+        tuning.check(mechanism)
+      contents.append(
+        {
+          "kind": "release",
+          "purpose": purpose,
+          "run": run,
+          "mechanism": mechanism.to_dict(),
+          "selection": None if selection is None else selection.to_dict(),
+        }
+      )
     if self.path is None:
-      return self._reserve(content, None)
+      return self._reserve(contents, None)
     self.path.parent.mkdir(parents=True, exist_ok=True)
     with self._locked() as file:
       self._load(file)
-      return self._reserve(content, file)
+      return self._reserve(contents, file)
 
   def account(self, delta: float, step: int | None = None) -> accounting.Accounted:
     """Returns the epsilon of everything that was reserved.
@@ -169,26 +183,32 @@ class Ledger:
         f"entry {count} of the ledger has hash {found}, not {head}: it was rewritten"
       )
 
-  def _reserve(self, content: Entry, file: IO[str] | None) -> Entry:
+  def _reserve(self, contents: Sequence[Entry], file: IO[str] | None) -> list[Entry]:
+    entered = [self._entered(content) for content in contents]
+    new = [content for content, entry in zip(contents, entered, strict=True) if entry is None]
+    if new:
+      self._check_budget([*self.releases, *map(_release, new)], len(new))
+      if not self._entries and self._budget is not None:
+        self._append({"kind": "budget", **_budget_fields(self._budget)}, file)
+    return [
+      self._append(content, file) if entry is None else copy.deepcopy(entry)
+      for content, entry in zip(contents, entered, strict=True)
+    ]
+
+  def _entered(self, content: Entry) -> Entry | None:
+    """The entry that the same run has made for the same purpose, or None."""
     for entry in self._entries:
       same = content["run"] is not None and entry.get("run") == content["run"]
       if same and entry["purpose"] == content["purpose"]:
         if all(entry[key] == value for key, value in content.items()):
-          return copy.deepcopy(entry)
+          return entry
         raise ValueError(
           f"run {content['run']!r} has already reserved another mechanism for"
           f" {content['purpose']}; start a new run"
         )
-    releases = [*self.releases, _release(content)]
-    new: list[Entry] = []
-    if not self._entries and self._budget is not None:
-      new.append({"kind": "budget", **_budget_fields(self._budget)})
-    self._check_budget(releases)
-    for each in [*new, content]:
-      self._append(each, file)
-    return copy.deepcopy(self._entries[-1])
+    return None
 
-  def _check_budget(self, releases: list[composition.Release]) -> None:
+  def _check_budget(self, releases: list[composition.Release], new: int) -> None:
     adjacencies = {each.mechanism.adjacency for each in releases}
     budget = self._budget
     if budget is not None:
@@ -202,14 +222,14 @@ class Ledger:
       return
     total = composition.account_releases(releases, budget.delta).epsilon
     if not self.within_budget(total):
-      spent = composition.account_releases(releases[:-1], budget.delta).epsilon
+      spent = composition.account_releases(releases[:-new], budget.delta).epsilon
       raise BudgetError(
         f"this run would bring the total to epsilon {total:.6g} at delta {budget.delta:g}, over the"
         f" ledger's budget of {budget.epsilon:g} ({spent:.6g} is spent); plan fewer steps or more"
         " noise"
       )
 
-  def _append(self, content: Entry, file: IO[str] | None) -> None:
+  def _append(self, content: Entry, file: IO[str] | None) -> Entry:
     entry = {"index": self.count, "previous": self.head, **content}
     entry["hash"] = entry_hash(entry)
     if file is not None:
@@ -218,6 +238,7 @@ class Ledger:
       file.flush()
       os.fsync(file.fileno())
     self._entries.append(entry)
+    return copy.deepcopy(entry)
 
   @contextlib.contextmanager
   def _locked(self) -> Iterator[IO[str]]:

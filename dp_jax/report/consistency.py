@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dp_jax.privacy import shares
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.report import evaluation_points, ledger_check, privacy_json, statement
 
@@ -25,6 +27,7 @@ def problems(record: Record) -> list[str]:
   found = [
     *_digest(record),
     *_copies(mechanism, record),
+    *_parts(mechanism, record),
     *_derived(mechanism, record),
     *_target(record),
     *_lists(record),
@@ -63,6 +66,22 @@ def _copies(mechanism: Mechanism, record: Record) -> Iterator[str]:
     yield "records_left_out is stated, but it depends on data that are declared private"
   if public["num_units"] is not None and secret:
     yield "num_units is stated, which breaks the guarantee under adjacency add_or_remove_one"
+
+
+def _parts(mechanism: Mechanism, record: Record) -> Iterator[str]:
+  """The mechanism of a run with several is the one release that they amount to."""
+  if "parts" not in record:
+    return
+  try:
+    parts = ledger_check.parts_of(record)
+    whole = shares.joint(tuple(parts.values()))
+  except (ValueError, TypeError, ZeroDivisionError) as error:
+    yield f"parts: {error}"
+    return
+  noise = mechanism.noise_multiplier
+  if whole != dataclasses.replace(mechanism, noise_multiplier=whole.noise_multiplier):
+    yield "mechanism is not the one release that the parts amount to"
+  yield from _close("mechanism.noise_multiplier", noise, whole.noise_multiplier)
 
 
 def _derived(mechanism: Mechanism, record: Record) -> Iterator[str]:

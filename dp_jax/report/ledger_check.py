@@ -5,17 +5,50 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dp_jax.privacy import shares
+from dp_jax.privacy.accounting import Accounted
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.mechanism import Mechanism
 
+Parts = Mapping[str, Mechanism]
+
+
+def account_run(mechanism: Mechanism, parts: Parts, delta: float) -> Accounted:
+  """What a run spent: its mechanism, or all of its parts where it has several."""
+  return shares.account(tuple(parts.values()), delta) if parts else mechanism.account(delta)
+
+
+def parts_section(parts: Parts) -> list[dict[str, Any]]:
+  """The `parts` field of privacy.json."""
+  return [{"purpose": purpose, "mechanism": each.to_dict()} for purpose, each in parts.items()]
+
+
+def parts_of(record: Mapping[str, Any]) -> dict[str, Mechanism]:
+  """The parts of a record, by purpose; empty where it has one mechanism.
+
+  Raises:
+    ValueError: if one is no mechanism, or a purpose repeats.
+  """
+  found = {
+    each["purpose"]: Mechanism.from_dict(each["mechanism"]) for each in record.get("parts", ())
+  }
+  if len(found) != len(record.get("parts", ())):
+    raise ValueError("a purpose repeats")
+  return found
+
 
 def ledger_section(
-  mechanism: Mechanism, entries: Sequence[Mapping[str, Any]], epsilon: float, delta: float
+  mechanism: Mechanism,
+  parts: Parts,
+  entries: Sequence[Mapping[str, Any]],
+  epsilon: float,
+  delta: float,
 ) -> dict[str, Any]:
   """The `ledger` field of privacy.json: head, count, and the epsilon of all releases together.
 
   Args:
     mechanism: the one that ran.
+    parts: those that it stands for, by purpose, if any.
     entries: what `Ledger.to_list()` returned.
     epsilon: of the mechanism alone.
     delta: the stated one.
@@ -24,7 +57,7 @@ def ledger_section(
     ValueError: if the chain is broken or the mechanism was not entered.
   """
   ledger = Ledger.from_list([dict(entry) for entry in entries])
-  if not _holds(ledger, mechanism):
+  if not _holds(ledger, mechanism, parts):
     raise ValueError("the ledger does not hold the mechanism; reserve it before the first step")
   return {
     "head": ledger.head,
@@ -45,7 +78,7 @@ def problems(mechanism: Mechanism, record: Mapping[str, Any]) -> Iterator[str]:
   stated = record["ledger"]
   try:
     ledger = Ledger.from_list(record["releases"])
-    if not _holds(ledger, mechanism):
+    if not _holds(ledger, mechanism, parts_of(record)):
       yield "releases: no entry is a release of the mechanism that the record describes"
   except (ValueError, TypeError, KeyError) as error:
     yield f"releases: {error}"
@@ -81,6 +114,11 @@ def budget_problems(ledger: Ledger, unit: str) -> Iterator[str]:
     yield f"releases: they spend epsilon {spent}, over the ledger's budget of {budget.epsilon}"
 
 
-def _holds(ledger: Ledger, mechanism: Mechanism) -> bool:
-  found = [release for release in ledger.releases if release.mechanism == mechanism]
-  return any(release.selection is None for release in found)
+def _holds(ledger: Ledger, mechanism: Mechanism, parts: Parts) -> bool:
+  """Whether the ledger has an entry of its own for each mechanism that ran."""
+  left = [release.mechanism for release in ledger.releases if release.selection is None]
+  for each in parts.values() or (mechanism,):
+    if each not in left:
+      return False
+    left.remove(each)
+  return True

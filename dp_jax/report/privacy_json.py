@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dp_jax.privacy import shares
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report import (
@@ -57,6 +58,8 @@ class ReleaseFacts:
   Attributes:
     spec: the target.
     mechanism: the one that ran.
+    parts: where several mechanisms ran, each by its purpose; `mechanism` is then the one release
+      that they amount to.
     ledger_entries: every release, in order, as `Ledger.to_list()` gives them.
     num_units: N where it is public, else None.
     expected_batch_size: the public divisor of the noised sum.
@@ -86,6 +89,7 @@ class ReleaseFacts:
   pretrained_weights: str | None = None
   hyperparameter_selection: str = HYPERPARAMETERS_NOT_RECORDED
   warnings: tuple[str, ...] = ()
+  parts: Mapping[str, Mechanism] = field(default_factory=dict)
 
 
 def privacy_record(facts: ReleaseFacts) -> dict[str, Any]:
@@ -102,7 +106,8 @@ def privacy_record(facts: ReleaseFacts) -> dict[str, Any]:
   """
   _check(facts)
   mechanism, delta = facts.mechanism, facts.spec.delta
-  accounted = mechanism.account(delta)
+  parts = facts.parts
+  accounted = ledger_check.account_run(mechanism, parts, delta)
   if not math.isfinite(accounted.epsilon):
     raise ValueError(
       f"the mechanism (noise_multiplier {mechanism.noise_multiplier}) has no finite epsilon at "
@@ -130,6 +135,7 @@ def privacy_record(facts: ReleaseFacts) -> dict[str, Any]:
     "cross_check": crosscheck.cross_check(mechanism, delta),
     "target": {"epsilon": facts.spec.epsilon, "delta": facts.spec.delta},
     "mechanism": mechanism.to_dict(),
+    **({"parts": ledger_check.parts_section(parts)} if parts else {}),
     "max_records_per_unit": facts.max_records_per_unit,
     "treated_as_public": {
       **facts.public_facts,
@@ -145,7 +151,7 @@ def privacy_record(facts: ReleaseFacts) -> dict[str, Any]:
     ],
     "releases": [dict(entry) for entry in facts.ledger_entries],
     "ledger": ledger_check.ledger_section(
-      mechanism, facts.ledger_entries, accounted.epsilon, delta
+      mechanism, parts, facts.ledger_entries, accounted.epsilon, delta
     ),
     "attacker": attacker.attacker_section(mechanism, accounted.epsilon, delta),
     "randomness": {
@@ -205,6 +211,8 @@ def software_versions() -> dict[str, str]:
 
 def _check(facts: ReleaseFacts) -> None:
   mechanism = facts.mechanism
+  if facts.parts and mechanism != shares.joint(tuple(facts.parts.values())):
+    raise ValueError("the mechanism is not the one release that the parts amount to")
   if mechanism.adjacency != facts.spec.adjacency:
     raise ValueError(
       f"the target is for adjacency {facts.spec.adjacency}, the mechanism for "

@@ -35,7 +35,8 @@ def problems(mechanism: Mechanism, record: Mapping[str, Any]) -> list[str]:
 
 
 def _epsilon(mechanism: Mechanism, record: Mapping[str, Any]) -> Iterator[str]:
-  accounted = mechanism.account(record["delta"])
+  parts = ledger_check.parts_of(record)
+  accounted = ledger_check.account_run(mechanism, parts, record["delta"])
   if not _same(record["epsilon"], accounted.epsilon):
     yield f"epsilon is {record['epsilon']}, but {accounted.epsilon} when recomputed"
   if record["accountant"] != accounted.accountant:

@@ -73,7 +73,8 @@ def statement(record: Record) -> str:
   else:
     text = f"{_first_sentence(record)} {_second_sentence(record)}"
   warnings = [formatting.one_line(w, 400) for w in record["warnings"]]
-  if record["ledger"]["releases"] > 1 and not record["randomness"]["test_key"]:
+  own = len(record.get("parts", (None,)))
+  if record["ledger"]["releases"] > own and not record["randomness"]["test_key"]:
     text = f"{text} {_together(record)}"
   return " ".join([text, *(f"Warning: {w}." for w in warnings)])
 
@@ -155,17 +156,38 @@ def _first_sentence(record: Record) -> str:
 
 
 def _second_sentence(record: Record) -> str:
-  accountant = ACCOUNTANTS[record["accountant"]]
+  return (
+    f"It covers {_covered(record)}, accounted by {ACCOUNTANTS[record['accountant']]} "
+    f"({record['accountant_version']}); it does not cover the choice of hyperparameters, the facts "
+    "that were treated as public, other uses of the same data, or anything outside the release."
+  )
+
+
+def _covered(record: Record) -> str:
+  """What was released with noise, as a clause."""
+  unit = f"{unit_name(record)}{records_used(record)}"
+  if "parts" in record:
+    return (
+      f"these sums over all units, to each of which a {unit} adds at most the bound given and "
+      f"Gaussian noise is added: {'; '.join(_part(each) for each in record['parts'])}"
+    )
   steps = record["steps"]
   planned = "the one planned step" if steps == 1 else f"all {formatting.count(steps)} planned steps"
   return (
-    f"It covers {planned}, {'' if steps == 1 else 'each '}on {sampling_phrase(record)}, with the "
-    f"gradient of each {unit_name(record)}{records_used(record)} clipped to a norm of "
-    f"{formatting.plain(record['clip_norm'])} and Gaussian noise of "
-    f"{formatting.short(record['noise_multiplier'])} times that norm added to the sum, accounted "
-    f"by {accountant} ({record['accountant_version']}); it does not cover the choice "
-    "of hyperparameters, the facts that were treated as public, other uses of the same data, or "
-    "anything outside the release."
+    f"{planned}, {'' if steps == 1 else 'each '}on {sampling_phrase(record)}, with the gradient of "
+    f"each {unit} clipped to a norm of {formatting.plain(record['clip_norm'])} and Gaussian noise "
+    f"of {formatting.short(record['noise_multiplier'])} times that norm added to the sum"
+  )
+
+
+def _part(part: Mapping[str, Any]) -> str:
+  mechanism = part["mechanism"]
+  steps = mechanism["steps"]
+  return (
+    f"{formatting.one_line(part['purpose'])} "
+    f"({'once' if steps == 1 else f'{formatting.count(steps)} times'}, bound "
+    f"{formatting.plain(mechanism['clip_norm'])}, noise "
+    f"{formatting.short(mechanism['noise_multiplier'])} times that)"
   )
 
 
@@ -261,12 +283,14 @@ def _assumptions(record: Record) -> str:
 def _formal(record: Record) -> str:
   target = record["target"]
   head = f"{NOT_PRIVATE}. With a secret key: " if record["randomness"]["test_key"] else ""
+  several = " All releases, scaled to one:" if "parts" in record else ""
   return (
     f"{head}epsilon = {formatting.plain(record['epsilon'])} at delta = "
     f"{formatting.plain(record['delta'])}, recomputed at the noise used (target: epsilon "
-    f"{formatting.plain(target['epsilon'])}, delta {formatting.plain(target['delta'])}). Sampling "
-    f"rate {formatting.plain(record['sampling_rate'])}, {formatting.count(record['steps'])} "
-    f"steps, clip norm {formatting.plain(record['clip_norm'])}, noise multiplier "
+    f"{formatting.plain(target['epsilon'])}, delta {formatting.plain(target['delta'])}).{several} "
+    f"Sampling rate {formatting.plain(record['sampling_rate'])}, "
+    f"{formatting.count(record['steps'])} steps, clip norm "
+    f"{formatting.plain(record['clip_norm'])}, noise multiplier "
     f"{formatting.plain(record['noise_multiplier'])}, so a noise standard deviation of "
     f"{formatting.plain(record['stddev'])} on the sum and of "
     f"{formatting.plain(record['mean_stddev'])} on its quotient by the divisor."

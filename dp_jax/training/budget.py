@@ -36,7 +36,7 @@ def reserve(
     raise ValueError("a budget needs a ledger that keeps it: give --ledger=FILE.")
   identity = _identity(folder, key_digest, shared)
   ledger = Ledger(shared or folder.ledger, budget)
-  ledger.reserve(run.mechanism, "training", run=identity)
+  ledger.reserve_all(run.releases, run=identity)
   return ledger
 
 

@@ -8,6 +8,7 @@ from dp_jax.gradients.clipping import MEMORY_BUDGET
 from dp_jax.privacy.spec import AccountantName, Adjacency
 from dp_jax.training.data_config import DataConfig, data_checks
 from dp_jax.training.sections import from_mapping, plain
+from dp_jax.training.solver_config import SolverConfig, solver_checks
 
 # K where units are people and the configuration does not say.
 DEFAULT_RECORDS_PER_UNIT = 8
@@ -164,6 +165,7 @@ class Config:
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
   privacy: PrivacyConfig = dataclasses.field(default_factory=PrivacyConfig)
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
+  solver: SolverConfig = dataclasses.field(default_factory=SolverConfig)
   eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
   checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
   seed: int = 0
@@ -243,6 +245,7 @@ def _check(config: Config) -> None:
   for holds, name, value, what in [
     *checks,
     *data_checks(config.data, config.privacy.unit, config.max_records_per_unit),
+    *solver_checks(config.solver, config),
   ]:
     if not holds:
       raise ValueError(f"{name}={value!r} {what}.")

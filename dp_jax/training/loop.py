@@ -13,6 +13,7 @@ from dp_jax.evaluation.classification import HeldOut, evaluate
 from dp_jax.evaluation.multilabel import HeldOutLabels
 from dp_jax.gradients.clipping import plain_units_under_removal
 from dp_jax.gradients.engines import ClipAux
+from dp_jax.gradients.keys import step_key
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.samplers import Sampler
 from dp_jax.solvers.closed_form import ZeroHead
@@ -21,7 +22,7 @@ from dp_jax.training.engine_check import choose_engine
 from dp_jax.training.flops import units_per_second_at_peak
 from dp_jax.training.held_out import keep_step
 from dp_jax.training.hooks import Hook, PrivateLog, Saving, Shown
-from dp_jax.training.keys import for_environment, step_key
+from dp_jax.training.keys import for_environment
 from dp_jax.training.prepare import Run, environment
 from dp_jax.training.progress import Progress
 from dp_jax.training.step import StepFunctions, TrainState, build_step

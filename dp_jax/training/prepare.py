@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import os
 import platform
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,12 +21,13 @@ from dp_jax.models import weights
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, partition, split
 from dp_jax.privacy.mechanism import Mechanism
+from dp_jax.privacy.shares import joint
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report.privacy_json import delta_warnings
 from dp_jax.tasks.build import build_task
 from dp_jax.tasks.classification import Classification
 from dp_jax.training import tensorboard
-from dp_jax.training.config import Config, ModelConfig, TrainConfig
+from dp_jax.training.config import Config, TrainConfig
 from dp_jax.training.data import (
   is_strict,
   open_split,
@@ -36,7 +38,8 @@ from dp_jax.training.data import (
 )
 from dp_jax.training.data_config import DataConfig
 from dp_jax.training.selection import check_selection
-from dp_jax.training.target import make_mechanism
+from dp_jax.training.solving import Solving, make_solving, model_sizes
+from dp_jax.training.target import make_mechanism, make_spec
 
 _PACKAGES = ("dp_jax", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
 # Settings of jax that change random bits or rounding.
@@ -60,7 +63,9 @@ class Run:
     params, frozen: initial trained parameters, and those that stay.
     loader, eval_loader: units of the training and evaluation splits.
     privacy: the target, or None without privacy.
-    mechanism: what is run and accounted; its noise is zero without privacy.
+    mechanism: what is run and accounted; its noise is zero without privacy. Of a solver it is the
+      one release that all of its releases amount to.
+    solving: the solver that takes the place of the training loop, or None.
     optimizer: of the noised mean gradient.
     expected_batch_size: the public divisor.
     weights_digest: sha256 of the weights that the run starts from, or None.
@@ -89,6 +94,12 @@ class Run:
   units_digest: str | None
   public_facts: dict[str, Any]
   warnings: tuple[str, ...]
+  solving: Solving | None = None
+
+  @property
+  def releases(self) -> Mapping[str, Mechanism]:
+    """What is released, by purpose, as the ledger holds it."""
+    return {"training": self.mechanism} if self.solving is None else self.solving.mechanisms
 
   def loss(self, frozen: Arrays, params: Arrays, unit: Any, key: Any) -> jax.Array:
     """The loss of one unit that a step takes the gradient of: the mean over records and views."""
@@ -100,6 +111,7 @@ class Run:
     content = {
       **self.config.to_dict(),
       "mechanism": self.mechanism.to_dict(),
+      "releases": {purpose: each.to_dict() for purpose, each in self.releases.items()},
       "expected_batch_size": self.expected_batch_size,
       "data_digest": self.data_digest,
       "weights_digest": self.weights_digest,
@@ -151,18 +163,25 @@ def prepare(config: Config) -> Run:
         check_records(each, record)
   views = Views(data.augment, data.views, data.min_crop_area)
   views.check(record.input_shape)
-  spec = _model_spec(config.model, record, source)
+  spec = _model_spec(config, record, source)
   check_selection(config, spec.num_classes)
   released, params, frozen, weights_digest = _model(config, spec)
   task = _in_compute_dtype(released, config)
-  privacy, mechanism = make_mechanism(config, loader.num_units)
+  solving = None
+  if config.solver.method == "none":
+    privacy, mechanism = make_mechanism(config, loader.num_units)
+  else:
+    privacy = make_spec(config)
+    solving = make_solving(config, privacy, loader.num_units)
+    mechanism = joint(tuple(solving.mechanisms.values()))
   divisor = mechanism.expected_batch_size(loader.num_units)
   warnings = _warnings(privacy, mechanism, divisor)
   return Run(
     config, task, views, released, params, frozen, loader, eval_loader, privacy, mechanism,
-    _optimizer(config.train, mechanism.steps), divisor, weights_digest,
-    _weights_warnings(config), source.fingerprint(), units_digest(data),
+    _optimizer(config.train, mechanism.steps) if solving is None else optax.identity(), divisor,
+    weights_digest, _weights_warnings(config), source.fingerprint(), units_digest(data),
     {**_public_facts(spec, assumed), **_unit_facts(config, loader), **table_facts(data)}, warnings,
+    solving,
   )  # fmt: skip
 
 
@@ -185,9 +204,17 @@ def record_spec(data: DataConfig, source: Source) -> tuple[RecordSpec, list[str]
   return RecordSpec(shape, values["num_classes"], ends, info.multilabel), assumed
 
 
-def _model_spec(model: ModelConfig, record: RecordSpec, source: Source) -> ModelSpec:
+def _model_spec(config: Config, record: RecordSpec, source: Source) -> ModelSpec:
+  sizes = config.model.sizes() if config.solver.method == "none" else model_sizes(config)
+  if config.solver.method != "none" and record.multilabel:
+    raise ValueError("a solver fits one class a record, but these records have several labels.")
+  if config.solver.method != "none" and tuple(record.value_range) != (-1, 1):
+    raise ValueError(
+      f"a solver takes features as they are, not of the range {record.value_range}: set"
+      " data.value_range to (-1, 1)."
+    )
   return ModelSpec(
-    model.name, model.sizes(), record.input_shape, record.num_classes, record.value_range,
+    config.model.name, sizes, record.input_shape, record.num_classes, record.value_range,
     tuple(source.info.class_names), record.multilabel,
   )  # fmt: skip
 

@@ -163,6 +163,7 @@ def _facts(run: Run, privacy: PrivacySpec, test_key: bool, ledger: Ledger) -> Re
   return ReleaseFacts(
     spec=privacy,
     mechanism=run.mechanism,
+    parts={} if run.solving is None else run.solving.mechanisms,
     ledger_entries=ledger.to_list(),
     num_units=run.loader.num_units if public else None,
     expected_batch_size=run.expected_batch_size,

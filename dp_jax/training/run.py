@@ -17,9 +17,11 @@ from dp_jax.training.budget import reserve
 from dp_jax.training.checkpoint import Checkpoints, delete_keys
 from dp_jax.training.config import Config
 from dp_jax.training.held_out import write_predictions
+from dp_jax.training.keys import for_environment
 from dp_jax.training.loop import evaluate_state, log_metrics, run_steps
-from dp_jax.training.prepare import Run, prepare
+from dp_jax.training.prepare import Run, environment, prepare
 from dp_jax.training.release import complete_release, write_parameters
+from dp_jax.training.solving import Solving, solve_state
 from dp_jax.training.start import begin
 from dp_jax.training.step import TrainState
 from dp_jax.training.workdir import WorkDir
@@ -109,9 +111,12 @@ def train(
         )  # fmt: skip
         state = begun.state
         if begun.key is not None:
-          state = run_steps(
-            run, folder, checkpoints, state, begun.key, progress=progress, label=label
-          )
+          if run.solving is None:
+            state = run_steps(
+              run, folder, checkpoints, state, begun.key, progress=progress, label=label
+            )
+          else:
+            state = _solve(run, run.solving, checkpoints, state, begun.key)
         state = checkpoints.best(state)
       finally:
         checkpoints.close()
@@ -119,6 +124,25 @@ def train(
       delete_keys(folder.checkpoints)
       _complete(run, folder, state, begun.test_key, ledger, start)
     return Result(**json.loads(folder.result.read_text()))
+
+
+def _solve(
+  run: Run, solving: Solving, checkpoints: Checkpoints, state: TrainState, key: MasterKey
+) -> TrainState:
+  """The one step of a solver; when it returns, its checkpoint is on disk.
+
+  A process that is killed before that begins again with the same key, and so with the same noise.
+  """
+  if int(state.step) == run.mechanism.steps:
+    return state
+  here = for_environment(key, environment())
+  size = run.config.train.microbatch_size
+  state = solve_state(
+    solving, run.loader, run.expected_batch_size, run.task.spec.num_classes, size, state, here
+  )
+  checkpoints.save(run.mechanism.steps, state, key)
+  checkpoints.wait()
+  return state
 
 
 def _complete(

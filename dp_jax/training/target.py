@@ -44,14 +44,24 @@ def make_mechanism(config: Config, num_units: int) -> tuple[PrivacySpec | None, 
       sampling, 0.0, steps, adjacency=privacy.adjacency, declared_batch_size=divisor
     )
     return None, plain
-  if privacy.epsilon is None or privacy.delta is None:
-    raise ValueError("set privacy.epsilon and privacy.delta, or privacy.enabled=False.")
-  spec = PrivacySpec(
-    privacy.epsilon, privacy.delta, privacy.unit, privacy.adjacency, privacy.accountant
-  )
+  spec = make_spec(config)
   mechanism = calibrate(spec, sampling, steps, privacy.clip_norm, divisor)
   check_stddev(mechanism.stddev)
   return spec, mechanism
+
+
+def make_spec(config: Config) -> PrivacySpec:
+  """The target of a private run.
+
+  Raises:
+    ValueError: if epsilon or delta are not set, or out of range.
+  """
+  privacy = config.privacy
+  if privacy.epsilon is None or privacy.delta is None:
+    raise ValueError("set privacy.epsilon and privacy.delta, or privacy.enabled=False.")
+  return PrivacySpec(
+    privacy.epsilon, privacy.delta, privacy.unit, privacy.adjacency, privacy.accountant
+  )
 
 
 def _sampling(config: Config, num_units: int) -> Sampling:

@@ -181,7 +181,7 @@ def test_no_key_is_compiled_into_the_step(run, tmp_path):
   loop = loop_module._loop(run, WorkDir(tmp_path), KEY)
   state = init_state(run.params, run.optimizer)
   from dp_jax.gradients import compensated as pairs
-  from dp_jax.training.keys import step_key
+  from dp_jax.gradients.keys import step_key
 
   key = step_key(loop.key, "noise", 0)
   text = loop.functions.finish.lower(state, pairs.zeros_like(run.params), key).as_text("hlo")

@@ -1,0 +1,36 @@
+"""A private linear head on frozen features of CIFAR-10, (1, 1e-5)-DP for each image.
+
+Command:   python -m dp_jax train --config=configs/cifar10_features.py --workdir=runs/cifar10
+           --config.data.path=cifar10_efficientnet_lite2_560.npz
+           other budgets: --config.privacy.epsilon=4
+"""
+
+from ml_collections import ConfigDict
+
+from dp_jax.config_file import base_config
+
+
+def get_config() -> ConfigDict:
+  """A noised mean, a noised second moment, and 60 noised gradients preconditioned by it."""
+  config = base_config()
+  config.data.source = "npz"
+  config.data.declared = "public"
+  config.data.num_classes = 10
+  config.model.name = "feature_head"
+  config.privacy.epsilon = 1.0
+  config.privacy.delta = 1e-5
+  config.privacy.sampling = "full_batch"
+  config.privacy.clip_norm = 0.2
+  config.train.steps = 60
+  config.train.learning_rate = 80.0
+  config.train.momentum = 0.0
+  config.train.schedule = "cosine"
+  config.train.microbatch_size = 5000
+  config.solver.method = "feature_covariance"
+  config.solver.centre_share = 0.005
+  config.solver.moment_share = 0.1
+  config.solver.whiten = 0.35
+  config.solver.precondition = 0.3
+  config.solver.ridge = 0.5
+  config.solver.damping = 2.0
+  return config

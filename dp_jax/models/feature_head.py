@@ -1,0 +1,93 @@
+"""A linear head on normalised features: what the solvers of `dp_jax.solvers` fit."""
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+
+# Below it a row counts as zero: it has no direction.
+_SMALLEST_NORM = 1e-12
+
+
+class FeatureHead(nnx.Module):
+  """Logits that are linear in a normalised feature vector.
+
+  The rows are first raised to a power, then scaled to norm 1, moved by a centre and scaled again,
+  multiplied by a matrix and scaled again. Each of these steps is optional.
+  """
+
+  def __init__(
+    self,
+    *,
+    input_shape: Sequence[int],
+    num_classes: int,
+    rngs: nnx.Rngs,
+    power: float = 1.0,
+    centred: bool = False,
+    transformed: bool = False,
+    dtype: DTypeLike = jnp.float32,
+  ):
+    """Builds the head.
+
+    Args:
+      input_shape: (features,).
+      num_classes: outputs.
+      rngs: of the initial kernel.
+      power: x becomes sign(x) |x|^power before anything else.
+      centred: whether a centre is subtracted; it starts as zero.
+      transformed: whether rows are multiplied by a matrix; it starts as the identity.
+      dtype: of the head's product; rows are normalised in float32.
+
+    Raises:
+      ValueError: if the input is no vector, or the power not positive.
+    """
+    if len(input_shape) != 1:
+      raise ValueError(f"feature_head takes vectors, not inputs of shape {tuple(input_shape)}.")
+    if not power > 0:
+      raise ValueError(f"power={power!r} must be positive.")
+    (size,) = input_shape
+    self.power = power
+    self.centre = nnx.Param(jnp.zeros(size)) if centred else None
+    self.transform = nnx.Param(jnp.eye(size)) if transformed else None
+    self.head = nnx.Linear(size, num_classes, dtype=dtype, rngs=rngs)
+
+  def __call__(self, inputs: jax.Array) -> jax.Array:
+    """float[N, features] -> logits float[N, num_classes]."""
+    centre = None if self.centre is None else self.centre[...]
+    transform = None if self.transform is None else self.transform[...]
+    return self.head(feature_map(inputs, self.power, centre, transform))
+
+
+def feature_map(
+  x: jax.Array, power: float = 1.0, centre: jax.Array | None = None,
+  transform: jax.Array | None = None,
+) -> jax.Array:  # fmt: skip
+  """Normalised features: each row depends on that row alone, and has norm 1 (or is zero).
+
+  Args:
+    x: float[N, d].
+    power: x becomes sign(x) |x|^power.
+    centre: float32[d], subtracted from the rows of norm 1; None leaves them.
+    transform: float32[d, d], multiplied from the right; None leaves them.
+
+  Returns:
+    float32[N, d]. A row that is not finite gives one that is not finite, or zero.
+  """
+  x = x.astype(jnp.float32)
+  if power != 1:
+    x = jnp.sign(x) * jnp.abs(x) ** power
+  x = unit_rows(x)
+  if centre is not None:
+    x = unit_rows(x - centre)
+  if transform is not None:
+    x = unit_rows(jnp.matmul(x, transform, precision=jax.lax.Precision.HIGHEST))
+  return x
+
+
+def unit_rows(x: jax.Array) -> jax.Array:
+  """Scales the rows of float32[N, d] to norm 1; a row of almost no length becomes zero."""
+  # A row whose squares overflow has an infinite norm, and so becomes zero.
+  norms = jnp.linalg.norm(x, axis=1, keepdims=True)
+  return jnp.where(norms > _SMALLEST_NORM, x / jnp.maximum(norms, _SMALLEST_NORM), 0.0)

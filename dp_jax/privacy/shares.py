@@ -1,0 +1,108 @@
+"""Several releases under one budget, each with a declared share of it."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from dp_jax.privacy import composition, validation
+from dp_jax.privacy.calibration import calibrate
+from dp_jax.privacy.mechanism import Mechanism
+from dp_jax.privacy.sampling import FullBatch
+from dp_jax.privacy.spec import PrivacySpec
+
+_SUM_TOLERANCE = 1e-9
+# A total above its target by rounding alone is brought under it by steps of this size.
+_NUDGE = 1e-7
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """One of several releases, each over all units.
+
+  Attributes:
+    purpose: what is released, in words; it names the entry in the ledger.
+    share: of the budget, above 0. Shares are of mu^2, which adds up under composition.
+    steps: how often it is released, each time with the same noise.
+    clip_norm: the bound on one unit's contribution, in units of what is summed.
+  """
+
+  purpose: str
+  share: float
+  steps: int = 1
+  clip_norm: float = 1.0
+
+  def __post_init__(self) -> None:
+    validation.positive(f"the share of {self.purpose}", self.share)
+
+
+def calibrate_parts(
+  spec: PrivacySpec, parts: Sequence[Part], declared_batch_size: float | None = None
+) -> tuple[Mechanism, ...]:
+  """Returns the mechanism of each part, so that all of them together meet the target.
+
+  Gaussian releases of mu_1, mu_2, ... compose to one of mu^2 = mu_1^2 + mu_2^2 + ..., also where
+  a later one depends on the outputs of earlier ones (Dong, Roth, Su 2019, arXiv:1905.02383,
+  corollary 3.3). A part with share s and T steps gets mu^2 = s mu_target^2 / T a step.
+
+  Args:
+    spec: the target; the accountant is "auto" or "analytic_gaussian", which is exact here.
+    parts: their shares add up to 1, and their purposes differ.
+    declared_batch_size: see Mechanism.
+
+  Raises:
+    ValueError: if the shares do not add up to 1, a purpose repeats, the accountant is another, or
+      the target cannot be met.
+  """
+  total = math.fsum(part.share for part in parts)
+  if abs(total - 1) > _SUM_TOLERANCE:
+    listed = ", ".join(f"{part.purpose} {part.share:g}" for part in parts)
+    raise ValueError(f"the shares of the budget add up to {total:.6g}, not to 1: {listed}")
+  if len({part.purpose for part in parts}) != len(parts):
+    raise ValueError(f"purposes repeat: {', '.join(part.purpose for part in parts)}")
+  if spec.accountant not in ("auto", "analytic_gaussian"):
+    raise ValueError(
+      f"accountant {spec.accountant!r} is looser than the exact curve, which several Gaussian"
+      " releases have; use 'auto'"
+    )
+  whole = calibrate(spec, FullBatch(), 1, 1.0, declared_batch_size)
+  factor = 1.0
+  while True:
+    found = tuple(_mechanism(whole, part, factor) for part in parts)
+    if account(found, spec.delta).epsilon <= spec.epsilon:
+      return found
+    factor *= 1 + _NUDGE
+
+
+def account(mechanisms: Sequence[Mechanism], delta: float) -> composition.accounting.Accounted:
+  """Returns the epsilon of all mechanisms together, none of which is subsampled."""
+  return composition.account_releases([composition.Release(m) for m in mechanisms], delta)
+
+
+def joint(mechanisms: Sequence[Mechanism]) -> Mechanism:
+  """Returns the one release that is as private as all of these together.
+
+  What they sum, each scaled to bounds of 1 and weighted by its precision, is one vector to which
+  a unit contributes at most 1; its noise multiplier is 1 / sqrt(sum of steps / noise_multiplier^2).
+
+  Raises:
+    ValueError: if one of them is not over all units, or adjacencies differ.
+  """
+  schemes = {mechanism.sampling.name for mechanism in mechanisms}
+  adjacencies = {mechanism.adjacency for mechanism in mechanisms}
+  if schemes != {"full_batch"} or len(adjacencies) != 1:
+    raise ValueError(
+      f"releases by {', '.join(sorted(schemes))} under {', '.join(sorted(adjacencies))} are not"
+      " one Gaussian release; every one has to be full_batch, under one adjacency"
+    )
+  first = mechanisms[0]
+  if len(mechanisms) == 1 and first.steps == 1 and first.clip_norm == 1:
+    return first
+  precision = math.fsum(each.steps / each.noise_multiplier**2 for each in mechanisms)
+  return dataclasses.replace(first, noise_multiplier=precision**-0.5, steps=1, clip_norm=1.0)
+
+
+def _mechanism(whole: Mechanism, part: Part, factor: float) -> Mechanism:
+  noise = whole.noise_multiplier * math.sqrt(part.steps / part.share) * factor
+  return dataclasses.replace(
+    whole, noise_multiplier=noise, steps=part.steps, clip_norm=part.clip_norm
+  )

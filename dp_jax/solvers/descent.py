@@ -1,0 +1,121 @@
+"""Full-batch gradient descent on a linear head, with a preconditioner for the noised gradient."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from dp_jax.gradients import compensated as pairs
+from dp_jax.gradients.clipping import clipped_grad
+from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.keys import step_key
+from dp_jax.gradients.noise import add_noise
+from dp_jax.gradients.optimizers import make_optimizer, make_schedule
+from dp_jax.solvers.data import Rows, Units
+from dp_jax.solvers.noised import Releases
+
+Params = dict[str, jax.Array]
+
+GRADIENT = "clipped gradients of the head"
+
+
+@dataclasses.dataclass(frozen=True)
+class Descent:
+  """How to descend.
+
+  Attributes:
+    steps: noised gradients.
+    clip_norm: the bound on a unit's gradient; that of a record of norm 1 is at most sqrt(2).
+    learning_rate: the peak rate, relative to the inverse of the largest eigenvalue of the
+      preconditioned second moment where that is known.
+    optimizer, momentum, schedule, weight_decay: as for any training. The cosine schedule ends at
+      zero, which averages the noise of the last steps out.
+    bias: whether the head has one; its input is 1 for every record.
+  """
+
+  steps: int = 60
+  clip_norm: float = 0.2
+  learning_rate: float = 80.0
+  optimizer: Literal["sgd", "adam", "lamb"] = "sgd"
+  momentum: float = 0.0
+  schedule: Literal["constant", "cosine"] = "cosine"
+  weight_decay: float = 0.0
+  bias: bool = False
+
+  def transform(self) -> optax.GradientTransformation:
+    """The optimizer of the noised, preconditioned mean gradient."""
+    schedule = make_schedule(self.schedule, self.learning_rate, 0, self.steps)
+    return make_optimizer(
+      self.optimizer, schedule, momentum=self.momentum, weight_decay=self.weight_decay
+    )
+
+
+def descend(
+  rows: Rows, releases: Releases, settings: Descent, preconditioner: np.ndarray | None
+) -> Params:
+  """Descends from zero: {"kernel": float32[d, C], "bias": float32[C]}.
+
+  Args:
+    rows: the data.
+    releases: of which `GRADIENT` is used, once a step.
+    settings: of the descent.
+    preconditioner: float[d, d], multiplied with the noised gradient; None for none.
+  """
+  data = rows.data
+  params = {"kernel": jnp.zeros((data.num_features, data.num_classes))}
+  if settings.bias:
+    params["bias"] = jnp.zeros(data.num_classes)
+  opt_state = settings.transform().init(params)
+  accumulate, finish = _compiled(settings, releases, data.num_units)
+  matrix = None if preconditioner is None else jnp.asarray(preconditioner, jnp.float32)
+  for step in range(settings.steps):
+    total = pairs.zeros_like(params)
+    for units, mask in rows:
+      total = accumulate(params, total, units, mask)
+    releases.check_step(GRADIENT, step)
+    key = step_key(releases.key, GRADIENT, step)
+    params, opt_state = finish(params, opt_state, total, matrix, key)
+  return {"bias": jnp.zeros(data.num_classes), **params}
+
+
+def head_loss(params: Params, unit: Units, key: Any = None) -> jax.Array:
+  """Softmax cross-entropy of one unit: the mean over its real records."""
+  logits = jnp.matmul(unit["inputs"], params["kernel"])
+  if "bias" in params:
+    logits = logits + params["bias"]
+  losses = -jnp.take_along_axis(
+    jax.nn.log_softmax(logits), unit["label"][:, None].astype(jnp.int32), axis=1
+  )[:, 0]
+  count = jnp.maximum(jnp.sum(unit["record_mask"]), 1)
+  return jnp.sum(jnp.where(unit["record_mask"], losses, 0.0)) / count
+
+
+def gradient_sum(clip_norm: float) -> Callable[..., Compensated]:
+  """(params, total, units, mask) -> total with the clipped gradients of a shard added."""
+  grad_fn = clipped_grad(head_loss, clip_norm, compensated=True)
+
+  def accumulate(params: Params, total: Compensated, units: Units, mask: jax.Array) -> Compensated:
+    part, _ = grad_fn(params, units, mask)
+    return pairs.add(total, part)
+
+  return jax.jit(accumulate, donate_argnums=1)
+
+
+def _compiled(settings: Descent, releases: Releases, num_units: float) -> tuple[Any, Any]:
+  stddev = releases.mechanisms[GRADIENT].stddev
+  optimizer = settings.transform()
+
+  def finish(
+    params: Params, opt_state: Any, total: Compensated, matrix: Any, key: jax.Array
+  ) -> tuple[Params, Any]:
+    mean = jax.tree.map(lambda x: x / num_units, add_noise(total, stddev, key))
+    if matrix is not None:
+      mean = {**mean, "kernel": jnp.matmul(matrix, mean["kernel"], precision="highest")}
+    updates, opt_state = optimizer.update(mean, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state
+
+  return gradient_sum(settings.clip_norm), jax.jit(finish, donate_argnums=(0, 1))

@@ -1,0 +1,97 @@
+"""Gradient descent that knows the shape of the features: one noised second moment, then steps."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+
+from dp_jax.privacy.shares import Part
+from dp_jax.solvers.data import FeatureData, Rows
+from dp_jax.solvers.descent import GRADIENT, Descent, descend
+from dp_jax.solvers.head import ROW_NORM, Head, Preprocessing
+from dp_jax.solvers.least_squares import MOMENT
+from dp_jax.solvers.noised import Releases, noise_edge
+from dp_jax.solvers.statistics import accumulate, second_moment
+
+# Of the mean eigenvalue: what a public moment, which has no noise, is never trusted below.
+_PUBLIC_EDGE = 1e-2
+
+
+@dataclasses.dataclass(frozen=True)
+class FeatureCovariance:
+  """Noised gradients of a softmax head, preconditioned by a noised second moment M of the rows.
+
+  Rows are first multiplied by (M + ridge)^-whiten and scaled to norm 1 again, which shares a
+  gradient's bounded norm out more evenly over the directions; gradients are then multiplied by
+  (M' + damping)^-precondition, with M' the moment of those rows. With whiten 0 and precondition 1
+  this is DP-FC. Without a moment (share 0 and none public) it is plain gradient descent.
+
+  Under zero_out or add_or_remove_one a unit changes M by at most R^2 = 1 in Frobenius norm, and the
+  sum of gradients by at most their clip norm; under replace_one by twice that.
+
+  Attributes:
+    preprocessing: of the rows.
+    descent: the steps.
+    moment_share: of the budget; the gradients have what is left.
+    whiten, precondition: the powers, from 0 to 1.
+    ridge: in units of the largest eigenvalue of the noise in M.
+    damping: in units of the mean eigenvalue of M'.
+
+  Mehta et al. 2023, arXiv:2211.13403, Section 4 (DP-FC).
+  """
+
+  preprocessing: Preprocessing = dataclasses.field(default_factory=Preprocessing)
+  descent: Descent = dataclasses.field(default_factory=Descent)
+  moment_share: float = 0.1
+  whiten: float = 0.25
+  precondition: float = 0.3
+  ridge: float = 0.3
+  damping: float = 2.0
+
+  def parts(self) -> tuple[Part, ...]:
+    """What is released."""
+    parts = self.preprocessing.parts()
+    if self.moment_share > 0:
+      if self.preprocessing.public is not None:
+        raise ValueError(
+          f"moment_share={self.moment_share}, but public statistics give the moment; set it to 0."
+        )
+      parts = [*parts, Part(MOMENT, self.moment_share, 1, ROW_NORM**2)]
+    rest = 1 - sum(part.share for part in parts)
+    return (*parts, Part(GRADIENT, rest, self.descent.steps, self.descent.clip_norm))
+
+  def solve(self, data: FeatureData, releases: Releases) -> Head:
+    """Releases mean, moment and gradients, and returns the head that they lead to."""
+    power = self.preprocessing.power
+    centre = self.preprocessing.centre(data, releases)
+    rows = Rows(data, power, centre)
+    transform, preconditioner = self._matrices(rows, releases)
+    if transform is not None:
+      rows = Rows(data, power, centre, transform)
+    params = descend(rows, releases, self.descent, preconditioner)
+    return Head(params["kernel"], params["bias"], power, centre, transform)
+
+  def _matrices(
+    self, rows: Rows, releases: Releases
+  ) -> tuple[jnp.ndarray | None, np.ndarray | None]:
+    """(whitening, preconditioner): functions of a noised or public moment alone."""
+    public, size = self.preprocessing.public, rows.data.num_features
+    if public is not None:
+      moment, edge = public.moment, _PUBLIC_EDGE * np.trace(public.moment) / size
+    elif self.moment_share > 0:
+      total = accumulate(rows, second_moment(ROW_NORM))
+      moment = releases.symmetric(MOMENT, total) / rows.data.num_units
+      edge = noise_edge(releases.mechanisms[MOMENT], size) / rows.data.num_units
+    else:
+      return None, None
+    values, vectors = np.linalg.eigh(moment)
+    values = np.maximum(values, 0.0)
+    white = (values + self.ridge * edge) ** -self.whiten
+    white /= white.max()
+    # What the moment of the new rows is, but for their scaling to norm 1.
+    after = values * white**2
+    after /= max(after.sum(), 1e-30)
+    factors = (after + self.damping / size) ** -self.precondition
+    factors /= max((factors * after).max(), 1e-30)
+    transform = jnp.asarray((vectors * white) @ vectors.T, jnp.float32) if self.whiten else None
+    return transform, (vectors * factors) @ vectors.T

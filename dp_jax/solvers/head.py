@@ -1,0 +1,105 @@
+"""What a solver gives, and the preprocessing that all of them share."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dp_jax.models.feature_head import feature_map
+from dp_jax.privacy.shares import Part
+from dp_jax.solvers.data import FeatureData, Rows
+from dp_jax.solvers.noised import Releases
+from dp_jax.solvers.statistics import accumulate, row_sum, second_moment
+
+CENTRE = "mean of the features"
+# Rows have norm 1 when a solver sees them.
+ROW_NORM = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+  """A linear head on normalised features; every array is noised or public.
+
+  Attributes:
+    kernel: float32[d, C].
+    bias: float32[C].
+    power, centre, transform: see `feature_map`.
+  """
+
+  kernel: jax.Array
+  bias: jax.Array
+  power: float = 1.0
+  centre: jax.Array | None = None
+  transform: jax.Array | None = None
+
+  def logits(self, features: jax.Array) -> jax.Array:
+    """float[N, d] -> float32[N, C]."""
+    rows = feature_map(jnp.asarray(features), self.power, self.centre, self.transform)
+    return rows @ self.kernel + self.bias
+
+  def arrays(self) -> dict[str, jax.Array]:
+    """The arrays by the names that the model `feature_head` has for them."""
+    optional = {"centre": self.centre, "transform": self.transform}
+    return {
+      **{name: value for name, value in optional.items() if value is not None},
+      "head.bias": self.bias,
+      "head.kernel": self.kernel,
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class PublicStatistics:
+  """Mean and second moment of public features, which cost nothing.
+
+  Attributes:
+    centre: float32[d], the mean of the rows of norm 1.
+    moment: float64[d, d], the mean of x x^T over the rows after centring, of norm 1 again.
+  """
+
+  centre: np.ndarray
+  moment: np.ndarray
+
+
+def public_statistics(data: FeatureData, power: float = 1.0) -> PublicStatistics:
+  """Statistics of features that nobody's privacy hangs on, such as those of a public data set."""
+  total = accumulate(Rows(data, power), row_sum(ROW_NORM))
+  centre = np.asarray((total.sum + total.error) / data.num_units)
+  moment = accumulate(Rows(data, power, jnp.asarray(centre)), second_moment(ROW_NORM))
+  return PublicStatistics(
+    centre, (np.asarray(moment.sum, np.float64) + np.asarray(moment.error)) / data.num_units
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocessing:
+  """How rows are normalised before a solver sees them.
+
+  Attributes:
+    power: x becomes sign(x) |x|^power, with the rows then scaled to norm 1.
+    centre_share: of the budget, for a noised mean that is subtracted; 0 subtracts none.
+    public: statistics of public features; their mean is subtracted in place of a noised one.
+  """
+
+  power: float = 1.0
+  centre_share: float = 0.0
+  public: PublicStatistics | None = None
+
+  def parts(self) -> list[Part]:
+    """What it releases: the sum of rows, to which a unit adds at most 1."""
+    if self.centre_share == 0:
+      return []
+    if self.public is not None:
+      raise ValueError(
+        f"centre_share={self.centre_share}, but public statistics give the centre; set it to 0."
+      )
+    return [Part(CENTRE, self.centre_share, 1, ROW_NORM)]
+
+  def centre(self, data: FeatureData, releases: Releases) -> jax.Array | None:
+    """The centre, float32[d]: noised, public, or none."""
+    if self.public is not None:
+      return jnp.asarray(self.public.centre, jnp.float32)
+    if self.centre_share == 0:
+      return None
+    total = accumulate(Rows(data, self.power), row_sum(ROW_NORM))
+    return releases.vector(CENTRE, total) / data.num_units

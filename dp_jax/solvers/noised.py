@@ -1,0 +1,106 @@
+"""The noised releases of solvers: each draws from a key of its own, and pays as accounted."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.keys import step_key
+from dp_jax.gradients.noise import add_noise
+from dp_jax.privacy.keys import MasterKey
+from dp_jax.privacy.mechanism import Mechanism
+
+_add_noise = jax.jit(add_noise, static_argnums=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Releases:
+  """What a solver may release: by purpose, the mechanism that was entered in the ledger.
+
+  Attributes:
+    mechanisms: by purpose.
+    key: the master key. The key of a release is a hash of it, its purpose and its step.
+  """
+
+  mechanisms: Mapping[str, Mechanism]
+  key: MasterKey
+
+  def vector(self, purpose: str, total: Compensated, step: int = 0) -> jax.Array:
+    """A sum with independent noise of the mechanism's stddev in each coordinate.
+
+    Args:
+      purpose: of the mechanism.
+      total: what units add at most the mechanism's clip norm to, in L2.
+      step: which of the planned steps this is; each is released once.
+    """
+    mechanism = self.check_step(purpose, step)
+    return _add_noise(total, mechanism.stddev, step_key(self.key, purpose, step))
+
+  def symmetric(self, purpose: str, total: Compensated, step: int = 0) -> np.ndarray:
+    """A symmetric matrix, or a stack of them, with symmetric noise.
+
+    One unit changes the matrices by at most the mechanism's clip norm in Frobenius norm, all taken
+    together. The upper triangle alone is drawn, and mirrored: its diagonal with the mechanism's
+    stddev, the rest with stddev / sqrt(2). In the coordinates (diagonal, sqrt(2) x above it) the
+    norm is the Frobenius norm, and the noise has the mechanism's stddev in each.
+
+    Args:
+      purpose: of the mechanism.
+      total: float32[..., d, d] pair; only the upper triangle is read.
+      step: as for `vector`.
+
+    Returns:
+      float64[..., d, d], exactly symmetric. It may have negative eigenvalues.
+    """
+    mechanism = self.check_step(purpose, step)
+    key = step_key(self.key, purpose, step)
+    size = total.sum.shape[-1]
+    rows, columns = np.triu_indices(size, 1)
+    parts = (
+      (np.arange(size), np.arange(size), mechanism.stddev),
+      (rows, columns, mechanism.stddev / math.sqrt(2)),
+    )
+    noised = np.zeros(total.sum.shape, np.float64)
+    for index, (i, j, stddev) in enumerate(parts):
+      if not len(i):
+        continue
+      part = Compensated(total.sum[..., i, j], total.error[..., i, j])
+      values = np.asarray(_add_noise(part, stddev, jax.random.fold_in(key, index)), np.float64)
+      noised[..., i, j] = values
+      noised[..., j, i] = values
+    return noised
+
+  def scalar(self, purpose: str, value: float, step: int = 0) -> float:
+    """A number that one unit changes by at most the mechanism's clip norm, with noise."""
+    high = np.float32(value)
+    pair = Compensated(jnp.asarray(high), jnp.asarray(np.float32(value - float(high))))
+    return float(self.vector(purpose, pair, step))
+
+  def check_step(self, purpose: str, step: int) -> Mechanism:
+    """The mechanism of a planned release.
+
+    Raises:
+      ValueError: if the purpose or the step was not planned.
+    """
+    if purpose not in self.mechanisms:
+      raise ValueError(
+        f"{purpose!r} was not planned; releases are {', '.join(self.mechanisms) or 'none'}."
+      )
+    mechanism = self.mechanisms[purpose]
+    if not 0 <= step < mechanism.steps:
+      raise ValueError(f"step {step} of {purpose!r}, of which {mechanism.steps} were planned.")
+    return mechanism
+
+
+def noise_edge(mechanism: Mechanism, size: int) -> float:
+  """About the largest eigenvalue of the noise that `Releases.symmetric` adds to a d x d matrix.
+
+  With variance s^2 / 2 off the diagonal it is 2 sqrt(d s^2 / 2) = s sqrt(2 d), to a few percent.
+
+  Wigner 1958; Bandeira and van Handel 2016, arXiv:1408.6185.
+  """
+  return mechanism.stddev * math.sqrt(2 * size)

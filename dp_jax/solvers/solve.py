@@ -1,0 +1,89 @@
+"""One call from features to a private head: plan, reserve in the ledger, release, solve."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Protocol
+
+from dp_jax.privacy.keys import MasterKey
+from dp_jax.privacy.ledger import Ledger
+from dp_jax.privacy.mechanism import Mechanism
+from dp_jax.privacy.shares import Part, calibrate_parts
+from dp_jax.privacy.spec import PrivacySpec
+from dp_jax.solvers.data import FeatureData
+from dp_jax.solvers.head import Head
+from dp_jax.solvers.noised import Releases
+
+
+class Method(Protocol):
+  """A way to a head: LeastSquares, FeatureCovariance or Newton."""
+
+  def parts(self) -> tuple[Part, ...]:
+    """What it releases, with shares that add up to 1."""
+
+  def solve(self, data: FeatureData, releases: Releases) -> Head:
+    """Makes those releases, and no others, and returns the head."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Solution:
+  """A head and what it cost.
+
+  Attributes:
+    head: the head; a function of the noised releases and of public facts alone.
+    mechanisms: what was released, by purpose.
+    ledger: where they were entered.
+  """
+
+  head: Head
+  mechanisms: Mapping[str, Mechanism]
+  ledger: Ledger
+
+
+def plan(
+  method: Method, spec: PrivacySpec, declared_batch_size: float | None = None
+) -> dict[str, Mechanism]:
+  """The mechanisms of a method that together meet a target, by purpose.
+
+  Args:
+    method: with its shares of the budget.
+    spec: the target.
+    declared_batch_size: the public number of units where N is not public (add_or_remove_one).
+
+  Raises:
+    ValueError: if shares do not add up to 1 or the target cannot be met.
+  """
+  parts = method.parts()
+  mechanisms = calibrate_parts(spec, parts, declared_batch_size)
+  return {part.purpose: each for part, each in zip(parts, mechanisms, strict=True)}
+
+
+def solve(
+  data: FeatureData,
+  method: Method,
+  spec: PrivacySpec,
+  *,
+  key: MasterKey | None = None,
+  ledger: Ledger | None = None,
+) -> Solution:
+  """Fits a private head.
+
+  Formal guarantee: the head is (epsilon, delta)-DP for each unit of the data, under the adjacency
+  of `spec`: it is a function of Gaussian releases alone, entered in the ledger before any is made,
+  whose composition is at most the target.
+
+  Args:
+    data: the features; under add_or_remove_one its num_units must be declared, not counted.
+    method: LeastSquares, FeatureCovariance or Newton.
+    spec: the target.
+    key: the secret master key; None draws one from the operating system.
+    ledger: of these data; None keeps one in memory for this call.
+
+  Raises:
+    ValueError: if the target cannot be met, or the ledger's budget does not allow it.
+  """
+  secret = spec.adjacency == "add_or_remove_one"
+  mechanisms = plan(method, spec, data.num_units if secret else None)
+  ledger = Ledger() if ledger is None else ledger
+  ledger.reserve_all(mechanisms)
+  head = method.solve(data, Releases(mechanisms, key or MasterKey.from_os()))
+  return Solution(head, mechanisms, ledger)

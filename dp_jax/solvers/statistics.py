@@ -1,0 +1,145 @@
+"""Sums of per-unit statistics with a bound on what one unit adds, as compensated pairs.
+
+The statistic of a unit is the mean over its records, so its norm is at most that of the largest
+record's. Every record's row is clipped to norm R first. Then a unit adds to
+
+* the sum of rows: a vector of norm at most R;
+* the second moment, sum of x x^T: a matrix of Frobenius norm at most R^2;
+* the cross moment, sum of x y^T with a one-hot y: a matrix of Frobenius norm at most R;
+* weighted second moments, one matrix h_c x x^T a class: R^2 |h|, where |h| is at most the bound on
+  the weights, all matrices taken together.
+
+These are the sensitivities under zero_out and add_or_remove_one, where a unit is there or is not;
+under replace_one two units differ by at most twice as much.
+
+Matrices are summed over blocks of `BLOCK` rows by a plain float32 product, and blocks as pairs. The
+sum of a block rounds by at most BLOCK * 2^-24 times the sum of its terms' norms, so by
+BLOCK^2 * 2^-24 bounds; twice that, once for each neighbour, is taken off the bound beforehand.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from dp_jax.gradients import compensated as pairs
+from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.norms import CLIP_MARGIN, per_unit_norms, scaled
+from dp_jax.solvers.data import Rows, Units
+
+BLOCK = 128
+_ROUNDING = 2 * BLOCK**2 * 2.0**-24
+# Rows are clipped to this share of R: for the rounding of norms, and of sums over blocks.
+ROW_SHARE = (1 - CLIP_MARGIN) * (1 - _ROUNDING)
+
+Statistic = Callable[[Units, jax.Array], Compensated]
+
+
+def accumulate(rows: Rows, statistic: Statistic) -> Compensated:
+  """Sums a statistic over all shards.
+
+  Args:
+    rows: the data.
+    statistic: (units, mask) -> a pair, compiled here. What it closes over must be public or noised
+      before, and not secret.
+  """
+
+  @jax.jit
+  def step(total: Compensated, units: Units, mask: jax.Array) -> Compensated:
+    return pairs.add(total, statistic(units, mask))
+
+  total = None
+  for units, mask in rows:
+    if total is None:
+      total = pairs.zeros_like(jax.eval_shape(statistic, units, mask).sum)
+    total = step(total, units, mask)
+  if total is None:
+    raise ValueError("there are no shards.")
+  return total
+
+
+def weighted_rows(units: Units, row_norm: float) -> tuple[jax.Array, jax.Array]:
+  """Clipped rows float32[B K, d] of all records, and the weight of each, float32[B K].
+
+  The weight is one over the number of real records of the unit, or zero.
+  """
+  real = units["record_mask"]
+  count = jnp.maximum(jnp.sum(real, axis=1, keepdims=True), 1)
+  weights = jnp.where(real, 1.0 / count, 0.0).astype(jnp.float32).reshape(-1)
+  x = units["inputs"].reshape(-1, units["inputs"].shape[-1])
+  norms = per_unit_norms(x)
+  usable = (weights > 0) & jnp.isfinite(norms)
+  most = row_norm * ROW_SHARE
+  scales = jnp.where(usable, jnp.minimum(1.0, most / jnp.maximum(norms, 1e-30)), 0.0)
+  return scaled(x, scales), weights
+
+
+def row_sum(row_norm: float) -> Statistic:
+  """Sum over units of the mean of their rows: float32[d]."""
+
+  def statistic(units: Units, mask: jax.Array) -> Compensated:
+    rows, weights = weighted_rows(units, row_norm)
+    return pairs.sum_units(scaled(rows, weights))
+
+  return statistic
+
+
+def second_moment(row_norm: float) -> Statistic:
+  """Sum over units of the mean of x x^T: float32[d, d], of which the upper triangle counts."""
+
+  def statistic(units: Units, mask: jax.Array) -> Compensated:
+    rows, weights = weighted_rows(units, row_norm)
+    half = scaled(rows, jnp.sqrt(weights))
+    return _product(half, half)
+
+  return statistic
+
+
+def cross_moment(row_norm: float, num_classes: int) -> Statistic:
+  """Sum over units of the mean of x y^T with one-hot labels: float32[d, C]."""
+
+  def statistic(units: Units, mask: jax.Array) -> Compensated:
+    rows, weights = weighted_rows(units, row_norm)
+    labels = jax.nn.one_hot(units["label"].reshape(-1), num_classes, dtype=jnp.float32)
+    return _product(scaled(rows, weights), labels)
+
+  return statistic
+
+
+def weighted_moments(
+  row_norm: float, weights_of: Callable[[jax.Array], jax.Array], bound: float
+) -> Statistic:
+  """Sum over units of the mean of h_c x x^T for each class c: float32[C, d, d].
+
+  Args:
+    row_norm: R.
+    weights_of: float32[n, d] rows -> float32[n, C] weights, at least 0.
+    bound: on the norm of a row's weights; they are scaled down to it where they exceed it.
+  """
+
+  def statistic(units: Units, mask: jax.Array) -> Compensated:
+    rows, record_weights = weighted_rows(units, row_norm)
+    weights = weights_of(rows)
+    norms = per_unit_norms(weights)
+    most = bound * (1 - CLIP_MARGIN)
+    shrink = jnp.where(jnp.isfinite(norms), jnp.minimum(1.0, most / jnp.maximum(norms, 1e-30)), 0)
+    weights = scaled(weights, shrink * record_weights)
+    one = lambda h: _product(scaled(rows, h), rows)  # noqa: E731
+    return jax.lax.map(one, weights.T)
+
+  return statistic
+
+
+def _product(a: jax.Array, b: jax.Array) -> Compensated:
+  """a^T b of float32[n, p] and float32[n, q], summed in blocks of rows."""
+  count = -(-a.shape[0] // BLOCK)
+  pad = [(0, count * BLOCK - a.shape[0]), (0, 0)]
+  blocks = [jnp.pad(x, pad).reshape(count, BLOCK, x.shape[1]) for x in (a, b)]
+
+  def step(total: Compensated, block: Any) -> tuple[Compensated, None]:
+    part = jnp.matmul(block[0].T, block[1], precision=jax.lax.Precision.HIGHEST)
+    return pairs.add(total, Compensated(part, jnp.zeros_like(part))), None
+
+  zero = pairs.zeros_like(jnp.zeros((a.shape[1], b.shape[1])))
+  return jax.lax.scan(step, zero, blocks)[0]

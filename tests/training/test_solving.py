@@ -1,0 +1,202 @@
+"""Solvers as runs: the same folder, ledger, record and statement as any other, and `verify`."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from support import key_file, small_config
+
+from dp_jax.privacy.ledger import Ledger
+from dp_jax.report.privacy_json import record_digest
+from dp_jax.report.verify import verify_release
+from dp_jax.training import run as run_module
+from dp_jax.training.config import Config
+from dp_jax.training.prepare import prepare
+from dp_jax.training.release import load_release
+from dp_jax.training.run import train
+
+D, CLASSES, N = 8, 3, 1003
+
+
+def _features(folder, count=N, seed=0):
+  """An npz file of features around three directions, with some that are no features at all."""
+  rng = np.random.default_rng(seed)
+  arrays = {}
+  for split, n in (("train", count), ("test", 400)):
+    labels = rng.integers(0, CLASSES, n)
+    x = 1.5 * np.eye(D)[labels] + 0.6 * rng.standard_normal((n, D)) + 1.0
+    arrays |= {f"{split}_features": x.astype(np.float16), f"{split}_labels": labels}
+  folder.mkdir(exist_ok=True)
+  np.savez(folder / "features.npz", **arrays)
+  return folder / "features.npz"
+
+
+def _config(path, method="feature_covariance", **changes):
+  return small_config(
+    data={"source": "npz", "path": str(path), "declared": "public", "num_classes": CLASSES},
+    model={"name": "feature_head"},
+    privacy={
+      "epsilon": 3.0, "delta": 1e-4, "sampling": "full_batch", "clip_norm": 0.5,
+      **changes.pop("privacy", {}),
+    },
+    train={
+      "steps": 6 if method in ("feature_covariance", "auto") else 1, "learning_rate": 40.0,
+      "momentum": 0.0, "schedule": "cosine", "microbatch_size": 200,
+    },
+    solver={"method": method, "centre_share": 0.05, **changes.pop("solver", {})},
+    **changes,
+  )  # fmt: skip
+
+
+METHODS = ("feature_covariance", "least_squares", "newton", "auto")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_solver_is_a_run_that_verifies(tmp_path, method):
+  result = train(_config(_features(tmp_path / "data"), method), tmp_path / "run", progress=False)
+  assert result.metrics["test"]["accuracy"] > 0.8
+  found = verify_release(tmp_path / "run" / "release")
+  assert not found.problems, str(found)
+  record = found.record
+  assert 3.0 * (1 - 1e-3) <= record["epsilon"] <= 3.0
+  purposes = [entry["purpose"] for entry in record["releases"]]
+  assert [part["purpose"] for part in record["parts"]] == purposes and len(purposes) >= 3
+  assert all(purpose in result.statement for purpose in purposes)
+  assert "releases in the ledger of these data" not in result.statement
+  release = load_release(tmp_path / "run")
+  x = np.load(tmp_path / "data" / "features.npz")["test_features"].astype(np.float32)
+  assert release.predict(x).shape == (400, CLASSES)
+  again = train(_config(tmp_path / "data" / "features.npz", method), tmp_path / "run")
+  assert again.metrics == result.metrics
+
+
+@pytest.fixture(scope="module")
+def released(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("solver")
+  train(_config(_features(folder / "data")), folder / "run", progress=False)
+  return folder / "run"
+
+
+def _rewrite(release, change):
+  record = json.loads((release / "privacy.json").read_text())
+  change(record)
+  record["digest"] = record_digest(record)
+  (release / "privacy.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    lambda record: record["parts"].pop(),
+    lambda record: record["parts"].append(record["parts"][0]),
+    lambda record: record.pop("parts"),
+    lambda record: record["parts"][0]["mechanism"].update(noise_multiplier=1e9),
+    lambda record: record["mechanism"].update(noise_multiplier=1e3),
+    lambda record: record["parts"][2]["mechanism"].update(steps=1),
+    lambda record: record["parts"][1].update(purpose=record["parts"][0]["purpose"]),
+  ],
+)
+def test_verify_rejects_parts_that_do_not_add_up(released, tmp_path, change):
+  import shutil
+
+  copy = tmp_path / "release"
+  shutil.copytree(released / "release", copy)
+  _rewrite(copy, change)
+  problems = verify_release(copy).problems
+  assert [line for line in problems if "privacy.json" not in line or "hash" not in line]
+
+
+def test_a_killed_run_begins_again_with_the_same_noise(tmp_path, monkeypatch):
+  path = _features(tmp_path / "data")
+  config, secret = _config(path), key_file(tmp_path)
+  train(config, tmp_path / "whole", test_key_file=secret, progress=False)
+
+  def killed(*arguments):
+    solve_state(*arguments)
+    raise KeyboardInterrupt
+
+  solve_state = run_module.solve_state
+  monkeypatch.setattr(run_module, "solve_state", killed)
+  with pytest.raises(KeyboardInterrupt):
+    train(config, tmp_path / "killed", test_key_file=secret, progress=False)
+  monkeypatch.undo()
+  train(config, tmp_path / "killed", test_key_file=secret, progress=False)
+  a, b = (load_release(tmp_path / name).arrays for name in ("whole", "killed"))
+  assert all((np.asarray(a[name]) == np.asarray(b[name])).all() for name in a)
+  entries = json.loads((tmp_path / "killed" / "release" / "privacy.json").read_text())["releases"]
+  assert len(entries) == 3, "paid once"
+
+
+def test_solver_runs_share_a_ledger(tmp_path):
+  path = _features(tmp_path / "data")
+  ledger = tmp_path / "ledger.jsonl"
+  for name in ("first", "second"):
+    train(_config(path), tmp_path / name, ledger_file=ledger, progress=False)
+  assert Ledger(ledger).count == 6
+  found = verify_release(tmp_path / "second" / "release")
+  assert not found.problems, str(found)
+  assert "With all 6 releases in the ledger" in found.record["statement"]
+
+
+@pytest.mark.parametrize("adjacency", ["replace_one", "add_or_remove_one"])
+def test_every_adjacency_verifies(tmp_path, adjacency):
+  privacy = {"adjacency": adjacency}
+  if adjacency == "add_or_remove_one":
+    privacy["expected_batch_size"] = 1000.0
+  config = _config(_features(tmp_path / "data"), "least_squares", privacy=privacy)
+  train(config, tmp_path / "run", progress=False)
+  found = verify_release(tmp_path / "run" / "release")
+  assert not found.problems, str(found)
+
+
+def test_bad_features_change_nothing_else_and_are_not_told(tmp_path):
+  """A record that is not finite or has no class counts as zero, on private data silently."""
+  path = _features(tmp_path / "data")
+  arrays = dict(np.load(path))
+  arrays["train_features"][7] = np.nan
+  arrays["train_labels"][8] = 99
+  np.savez(path, **arrays)
+  config = _config(path)
+  config = dataclasses.replace(config, data=dataclasses.replace(config.data, declared="private"))
+  result = train(config, tmp_path / "run", progress=False)
+  assert result.metrics == {}
+  assert not verify_release(tmp_path / "run" / "release").problems
+  arrays = load_release(tmp_path / "run").arrays
+  assert all(np.isfinite(value).all() for value in arrays.values())
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"privacy": {"sampling": "poisson", "sampling_rate": 0.1}}, "must be full_batch"),
+    ({"privacy": {"enabled": False}}, "privacy.enabled"),
+    ({"privacy": {"expected_batch_size": 100.0}}, "expected_batch_size"),
+    ({"privacy": {"adjacency": "add_or_remove_one"}}, "expected_batch_size"),
+    ({"privacy": {"accountant": "rdp"}}, "'rdp'"),
+    ({"solver": {"moment_share": 0.99}}, "solver.moment_share"),
+    ({"solver": {"power": 0.0}}, "solver.power"),
+    ({"solver": {"methd": "newton"}}, "did you mean 'method'"),
+    ({"model": {"name": "linear"}}, "feature_head"),
+  ],
+)
+def test_what_a_solver_cannot_do_is_refused_before_anything(tmp_path, changes, message):
+  values = _config(_features(tmp_path / "data")).to_dict()
+  for section, content in changes.items():
+    values[section] |= content
+  with pytest.raises(ValueError, match=message):
+    train(Config.from_dict(values), tmp_path / "run", progress=False)
+  assert not (tmp_path / "run").exists()
+
+
+def test_the_loop_trains_the_same_model_without_privacy(tmp_path):
+  path = _features(tmp_path / "data")
+  config = _config(path).to_dict() | {"solver": {}}
+  config["privacy"] = {"enabled": False, "sampling": "full_batch"}
+  config["train"] |= {"steps": 20, "learning_rate": 5.0}
+  run = prepare(Config.from_dict(config))
+  assert run.solving is None and sorted(run.params) == ["head.bias", "head.kernel"]
+  result = train(Config.from_dict(config), tmp_path / "plain", progress=False)
+  assert result.metrics["test"]["accuracy"] > 0.9
+  assert jax.tree.leaves(run.params)
