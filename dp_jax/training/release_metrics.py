@@ -16,6 +16,7 @@ import numpy as np
 from dp_jax.evaluation.classification import evaluate
 from dp_jax.evaluation.predictions import PredictionTable
 from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.keys import step_key
 from dp_jax.gradients.noise import add_noise
 from dp_jax.privacy.calibration import calibrate
 from dp_jax.privacy.keys import MasterKey
@@ -26,7 +27,6 @@ from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report import formatting
 from dp_jax.training.config import Config
 from dp_jax.training.held_out import people_of
-from dp_jax.training.keys import step_key
 from dp_jax.training.release import held_out_loader, load_release, run_folder
 from dp_jax.training.workdir import append_line
 

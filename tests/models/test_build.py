@@ -4,11 +4,12 @@ import jax.numpy as jnp
 import pytest
 from tracing import check_shapes
 
-from dp_jax.models.build import MODELS, ModelSpec
+from dp_jax.models.build import MODELS, VECTORS, ModelSpec
 
 SIZES = {
   "convnet": {"widths": (4,), "strides": (2,), "groups": 2},
   "efficientnet_lite": {"size": "lite0"},
+  "feature_head": {"power": 0.5, "centred": True, "transformed": True},
   "linear": {},
   "resnet": {"depth": 18, "width": 4, "groups": 2},
   "vit": {"size": "ti16", "depth": 1, "width": 8, "heads": 2, "patch": 4},
@@ -27,12 +28,14 @@ def test_all_models_are_here():
 
 @pytest.mark.parametrize("name", SIZES)
 def test_a_model_is_built_from_its_description_and_computes_in_either_dtype(name):
-  check_shapes(lambda dtype: _spec(name).build(0, dtype), (2, 3), ((2, 8, 8, 1), jnp.float32))
+  shape = (64,) if name == "feature_head" else (8, 8, 1)
+  check_shapes(lambda dtype: _spec(name, shape).build(0, dtype), (2, 3), ((2, *shape), jnp.float32))
 
 
 @pytest.mark.parametrize(("name", "sizes", "named"), [
   ("convnet", {"depth": 3}, "depth"),
   ("efficientnet_lite", {"size": "lite9"}, "size='lite9' is not one of lite0, lite2"),
+  ("feature_head", {}, "takes vectors"),
   ("linear", {"width": 3}, "width"),
   ("resnet", {"patch": 4}, "patch"),
   ("resnet", {"depth": 19}, "depth=19 is not one of 18, 50"),
@@ -49,7 +52,7 @@ def test_a_size_that_a_model_does_not_have_is_refused_by_name(name, sizes, named
   assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", sorted(set(SIZES) - {"linear"}))
+@pytest.mark.parametrize("name", sorted(set(SIZES) - set(VECTORS)))
 def test_models_of_images_refuse_feature_vectors(name):
   with pytest.raises(ValueError, match="takes images"):
     _spec(name, shape=(64,)).build(0)

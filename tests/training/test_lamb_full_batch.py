@@ -29,9 +29,10 @@ def test_one_full_batch_lamb_step_is_that_of_optax(tmp_path):
   run = prepare(config)
   units, mask = run.loader.load(np.arange(run.loader.num_units), run.loader.num_units)
   loss = lambda params, unit, key: run.task.loss(run.frozen, params, unit, key)  # noqa: E731
-  total, _ = clipped_grad(loss, 0.7, engine="vmap", compensated=True)(run.params, units, mask)
+  grad_fn = jax.jit(clipped_grad(loss, 0.7, engine="vmap", compensated=True))
+  total, _ = grad_fn(run.params, units, mask)
   noise_key = step_key(MasterKey.from_file(secret), "noise", 0)
-  noised = add_noise(total, run.mechanism.stddev, noise_key)
+  noised = jax.jit(add_noise, static_argnums=1)(total, run.mechanism.stddev, noise_key)
   mean = jax.tree.map(lambda x: x / run.loader.num_units, noised)
   optimizer = optax.lamb(0.3, weight_decay=0.01)
   updates, _ = optimizer.update(mean, optimizer.init(run.params), run.params)

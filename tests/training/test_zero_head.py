@@ -10,11 +10,12 @@ import pytest
 from support import key_file, lines, small_config
 
 from dp_jax.gradients import compensated as pairs
+from dp_jax.gradients.keys import step_key
 from dp_jax.gradients.noise import add_noise
 from dp_jax.models import weights
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.training import zero_head
-from dp_jax.training.keys import for_environment, step_key
+from dp_jax.training.keys import for_environment
 from dp_jax.training.prepare import environment, prepare
 from dp_jax.training.run import train
 from dp_jax.training.step import build_step
