@@ -138,6 +138,11 @@ class UnitLoader:
       raise ValueError(
         f"{info.name} has {info.num_classes} classes, but {spec.num_classes} are declared"
       )
+    if info.multilabel != spec.multilabel:
+      kinds = ("one label a record", "several labels a record")
+      raise ValueError(
+        f"{info.name} has {kinds[info.multilabel]}, but {kinds[spec.multilabel]} are declared"
+      )
     self._source = source
     self._spec = spec
     self._strict = strict

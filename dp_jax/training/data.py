@@ -64,7 +64,8 @@ def table_facts(data: DataConfig) -> dict[str, Any]:
   if data.source != "csv":
     return {}
   named = {name: getattr(data, name) for name in ("features", "image_column", "label_columns")}
-  facts = {name: value for name, value in named.items() if value is not None}
+  facts: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+  facts |= {"uncertain_labels": data.uncertain, "blank_labels": data.blank}
   if data.features:
     facts["feature_ranges"] = data.feature_ranges
     facts["feature_defaults"] = data.feature_defaults or "the middle of each range"

@@ -6,7 +6,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from dp_jax.report.privacy_json import (
   ReleaseFacts,
   privacy_record,
 )
-from dp_jax.tasks.classification import Classification
+from dp_jax.tasks.build import build_task
 from dp_jax.training.config import Config
 from dp_jax.training.data import is_strict, open_split
 from dp_jax.training.prepare import Run
@@ -64,6 +64,8 @@ class Release:
   def predict(self, inputs: np.ndarray) -> np.ndarray:
     """Class probabilities, float32[N, num_classes], of raw inputs [N, *input_shape].
 
+    They sum to 1, but for a model of several labels, which are each a question of its own.
+
     Raises:
       ValueError: if the inputs have another shape than the model's.
     """
@@ -74,7 +76,7 @@ class Release:
   def predictor(self) -> Callable[[np.ndarray], Any]:
     """The compiled `predict`, for many batches of one shape."""
     functional, arrays = self._functional()
-    compiled = jax.jit(Classification(functional, self.spec).predict)
+    compiled = jax.jit(build_task(functional, self.spec).predict)
     return lambda inputs: compiled(arrays, inputs)
 
   def _functional(self) -> tuple[FunctionalModel, Arrays]:
@@ -209,7 +211,9 @@ def evaluate_release(path: Path, config: Config) -> dict[str, Any]:
 def predict_release(path: Path, config: Config, out: Path) -> None:
   """Writes predictions for data.eval_split as CSV: index, prediction, a probability a class.
 
-  The file is readable by its owner alone: predictions on private records are as private as they.
+  Of several labels, the prediction names those that are more likely than not, with ";" between. A
+  table needs no label columns here. The file is readable by its owner alone: predictions on private
+  records are as private as they.
 
   Raises:
     ValueError: if the file cannot be written.
@@ -219,29 +223,42 @@ def predict_release(path: Path, config: Config, out: Path) -> None:
   text = io.StringIO()
   writer = csv.writer(text, lineterminator="\n")
   writer.writerow(["index", "prediction", *(f"probability_{name}" for name in names)])
-  loader = held_out_loader(release, config)
+  loader = held_out_loader(release, config, labelled=False)
   for indices, probabilities, units, _ in predictions(
     release.predictor(), loader, config.eval.microbatch_size
   ):
     readable = units["record_mask"][:, 0]
     for index, row, good in zip(indices, probabilities, readable, strict=False):  # then padding
       # A malformed record has no prediction.
-      cells = [names[row.argmax()], *(f"{p:.6g}" for p in row)] if good else [""] * (1 + len(names))
-      writer.writerow([index, *cells])
+      cells = [_named(release.spec, names, row), *(f"{p:.6g}" for p in row)]
+      writer.writerow([index, *(cells if good else [""] * len(cells))])
   try:
     write_bytes(out, text.getvalue().encode())
   except OSError as error:
     raise ValueError(f"cannot write {str(out)!r}: {error.strerror}.") from error
 
 
-def held_out_loader(release: Release, config: Config) -> UnitLoader:
-  """Units of one record each, checked against what the model takes."""
+def _named(spec: ModelSpec, names: Sequence[str], probabilities: np.ndarray) -> str:
+  if not spec.multilabel:
+    return names[int(probabilities.argmax())]
+  return ";".join(name for name, p in zip(names, probabilities, strict=True) if p > 0.5)
+
+
+def held_out_loader(release: Release, config: Config, *, labelled: bool = True) -> UnitLoader:
+  """Units of one record each, checked against what the model takes.
+
+  Args:
+    release: the model.
+    config: where the records are.
+    labelled: False does without the labels of a table.
+  """
   data, spec = config.data, release.spec
   source = open_split(
-    config, data.eval_split, input_shape=spec.input_shape, class_names=spec.class_names or None
-  )
+    config, data.eval_split, input_shape=spec.input_shape, class_names=spec.class_names or None,
+    labelled=labelled,
+  )  # fmt: skip
   named = source.info.class_names
   if named and spec.class_names and named != spec.class_names:
     raise ValueError(f"the classes of {source.info.name} are not those of the model, in its order.")
-  record = RecordSpec(spec.input_shape, spec.num_classes, spec.value_range)
+  record = RecordSpec(spec.input_shape, spec.num_classes, spec.value_range, spec.multilabel)
   return UnitLoader(source, record, strict=is_strict(data))
