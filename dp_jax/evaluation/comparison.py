@@ -241,9 +241,12 @@ def amount(value: float, metric: str, *, signed: bool = False, bare: bool = Fals
     bare: whether to leave out the word "points".
   """
   percent = METRICS[metric].percent
-  number = f"{100 * value if percent else value:.{1 if percent else 3}f}"
-  if float(number) == 0:  # no "-0.0"
-    number = number.removeprefix("-")
+  shown, decimals = (100 * value, 1) if percent else (value, 3)
+  number = f"{shown:.{decimals}f}"
+  if float(number) == 0:  # the bound of an interval that excludes zero must not read as zero
+    number = f"{shown:.{decimals + 2}f}"
+  if float(number) == 0:
+    number = f"{0:.{decimals}f}"
   elif signed and value > 0:
     number = f"+{number}"
   return f"{number} points" if percent and not bare else number
