@@ -75,9 +75,9 @@ def _summary(compared: Compared) -> page.Section:
   for comparison in compared.final:
     title, difference = METRICS[comparison.metric].title, comparison.overall
     text = (
-      f"{title} with {comparison.labels[0]} less that with {comparison.labels[1]}, on all records "
-      f"(95% interval {_amount(difference.low, comparison)} to "
-      f"{_amount(difference.high, comparison)}). {comparison.summary()}"
+      f"{title[0].upper()}{title[1:]} with {comparison.labels[0]} less that with "
+      f"{comparison.labels[1]}, on all records: {_change(difference, comparison)}, 95% interval. "
+      f"{comparison.summary()}"
     )
     lines.append((_amount(difference.value, comparison), text))
   return page.Section("summary", "Overall", page.figures(lines))
@@ -113,7 +113,7 @@ def _plot(comparison: Comparison, anchor: str, heading: str) -> str:
     return numbers
   names = [formatting.one_line(label, 24) for label in comparison.labels]
   svg = plots.class_plot(
-    [a.name + (" *" if a.status == "small" else "") for a, _ in drawn],
+    [_short(a) + (" *" if a.status == "small" else "") for a, _ in drawn],
     {
       names[0]: [_drawn(a.value) for a, _ in drawn],
       names[1]: [_drawn(b.value) for _, b in drawn],
@@ -125,6 +125,11 @@ def _plot(comparison: Comparison, anchor: str, heading: str) -> str:
   )
   caption = f"{heading}, with 95% intervals. A star marks a group that is too small to be ranked."
   return page.plot(svg, caption, numbers)
+
+
+def _short(group: GroupFigure) -> str:
+  """A group in a plot: of a combination the values alone, as its columns stand above it."""
+  return group.name if len(group.columns) == 1 else ", ".join(group.values)
 
 
 def _row(comparison: Comparison, a: GroupFigure, b: GroupFigure) -> list[page.Cell]:

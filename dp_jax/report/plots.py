@@ -127,7 +127,7 @@ def class_plot(
     kind: what the rows are.
     percent: whether values are fractions to be shown as percentages.
   """
-  labels = [formatting.one_line(name, 24) for name in classes]
+  labels = [formatting.one_line(name, 30) for name in classes]
   spread = 0.36 if len(runs) > 1 else 0.0
   with fig.axes(4.7, 1.0 + (0.16 + 0.12 * len(runs)) * len(classes)) as (figure, axes):
     for i, (label, intervals) in enumerate(runs.items()):

@@ -101,7 +101,7 @@ def compare_runs(
     note = f"step {step} of the run with {labels[1]}, whose accuracy is closest"
     matched = compare(kept, (labels[0], f"{labels[1]} at step {step}"))
   compared = Compared(
-    data=str(sides[0].config["data"]["source"]), split=str(table.about.get("split", "")),
+    data=_data_name(sides[0].config["data"]), split=str(table.about.get("split", "")),
     unit=str(table.about.get("unit", "record")),
     units=table.num_units if not private or table.num_units >= MIN_UNITS else 0,
     resamples=resamples, private=private, final=final, matched=matched, matched_note=note,
@@ -151,6 +151,12 @@ def _side(path: Path) -> _Side:
   record = folder.release / "privacy.json"
   epsilon = float(json.loads(record.read_text())["epsilon"]) if record.exists() else None
   return _Side(folder, config, epsilon, load_predictions(folder.predictions(declared)))
+
+
+def _data_name(data: dict[str, Any]) -> str:
+  """The name of the file or folder, or of the source that needs none."""
+  path = data.get("path")
+  return Path(path).stem if path else str(data["source"])
 
 
 def _labels(sides: tuple[_Side, _Side]) -> tuple[str, str]:
