@@ -59,19 +59,6 @@ def _table_spec(config: Config, labelled: bool) -> TableSpec:
   )  # fmt: skip
 
 
-def table_facts(data: DataConfig) -> dict[str, Any]:
-  """What is declared of a table, for the statement: columns, ranges, imputation values."""
-  if data.source != "csv":
-    return {}
-  named = {name: getattr(data, name) for name in ("features", "image_column", "label_columns")}
-  facts: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-  facts |= {"uncertain_labels": data.uncertain, "blank_labels": data.blank}
-  if data.features:
-    facts["feature_ranges"] = data.feature_ranges
-    facts["feature_defaults"] = data.feature_defaults or "the middle of each range"
-  return facts
-
-
 def is_strict(data: DataConfig) -> bool:
   """Whether a malformed record is an error rather than one of zero weight."""
   return data.strict or data.declared == "public"
@@ -91,6 +78,52 @@ def training_units(config: Config, source: Source, record: RecordSpec) -> UnitLo
     source, record, max_records_per_unit=config.max_records_per_unit,
     strict=is_strict(data), unit_ids=ids, units=units,
   )  # fmt: skip
+
+
+def split_warnings(config: Config, source: Source, eval_source: Source) -> tuple[str, ...]:
+  """That people are in both splits, on public data: on private data even that is not public."""
+  unit = config.privacy.unit
+  if unit == "record" or config.data.declared != "public":
+    return ()
+  try:
+    ids = np.intersect1d(source.column(unit), eval_source.column(unit))
+  except ValueError:  # held-out data need not say whose they are
+    return ()
+  count = int(np.sum(ids.astype(str) != ""))
+  if not count:
+    return ()
+  return (
+    f"{count:,} values of {unit} are in both splits: the accuracy on {config.data.eval_split!r} is"
+    " in part that on those who were trained on",
+  )
+
+
+def data_facts(config: Config, loader: UnitLoader) -> dict[str, Any]:
+  """What is public of tables and units; how many records were cut off is not, on private data."""
+  unit = config.privacy.unit
+  facts: dict[str, Any] = _table_facts(config.data)
+  if unit == "record":
+    return facts
+  if config.data.units is not None:
+    facts["units"] = f"the values of {unit} on a declared list"
+  elif config.privacy.adjacency != "add_or_remove_one":  # else not even their number is public
+    facts["units"] = f"which values of {unit} occur in the data"
+  if config.data.declared == "public":
+    facts["records_left_out"] = loader.num_cut
+  return facts
+
+
+def _table_facts(data: DataConfig) -> dict[str, Any]:
+  """What is declared of a table, for the statement: columns, ranges, imputation values."""
+  if data.source != "csv":
+    return {}
+  named = {name: getattr(data, name) for name in ("features", "image_column", "label_columns")}
+  facts: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+  facts |= {"uncertain_labels": data.uncertain, "blank_labels": data.blank}
+  if data.features:
+    facts["feature_ranges"] = data.feature_ranges
+    facts["feature_defaults"] = data.feature_defaults or "the middle of each range"
+  return facts
 
 
 def units_digest(data: DataConfig) -> str | None:

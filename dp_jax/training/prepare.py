@@ -29,10 +29,11 @@ from dp_jax.tasks.classification import Classification
 from dp_jax.training import tensorboard
 from dp_jax.training.config import Config, TrainConfig
 from dp_jax.training.data import (
+  data_facts,
   is_strict,
   open_split,
   read_groups,
-  table_facts,
+  split_warnings,
   training_units,
   units_digest,
 )
@@ -175,12 +176,14 @@ def prepare(config: Config) -> Run:
     solving = make_solving(config, privacy, loader.num_units)
     mechanism = joint(tuple(solving.mechanisms.values()))
   divisor = mechanism.expected_batch_size(loader.num_units)
-  warnings = _warnings(privacy, mechanism, divisor)
+  warnings = (
+    *_warnings(privacy, mechanism, divisor), *split_warnings(config, source, eval_source)
+  )  # fmt: skip
   return Run(
     config, task, views, released, params, frozen, loader, eval_loader, privacy, mechanism,
     _optimizer(config.train, mechanism.steps) if solving is None else optax.identity(), divisor,
     weights_digest, _weights_warnings(config), source.fingerprint(), units_digest(data),
-    {**_public_facts(spec, assumed), **_unit_facts(config, loader), **table_facts(data)}, warnings,
+    {**_public_facts(spec, assumed), **data_facts(config, loader)}, warnings,
     solving,
   )  # fmt: skip
 
@@ -280,21 +283,6 @@ def _public_facts(spec: ModelSpec, assumed: list[str]) -> dict[str, Any]:
     "class_names": list(spec.class_names),
     "taken_from_the_source": assumed,
   }
-
-
-def _unit_facts(config: Config, loader: UnitLoader) -> dict[str, Any]:
-  """What is public about grouping; how many records were cut off is not, on private data."""
-  unit = config.privacy.unit
-  facts: dict[str, Any] = {}
-  if unit == "record":
-    return facts
-  if config.data.units is not None:
-    facts["units"] = f"the values of {unit} on a declared list"
-  elif config.privacy.adjacency != "add_or_remove_one":  # else not even their number is public
-    facts["units"] = f"which values of {unit} occur in the data"
-  if config.data.declared == "public":
-    facts["records_left_out"] = loader.num_cut
-  return facts
 
 
 def _cpu_model() -> str:

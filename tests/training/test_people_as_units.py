@@ -152,3 +152,15 @@ def test_how_many_records_people_have_shows_nowhere(tmp_path, capfd):
     shown.append({file: (run / file).read_text().replace(str(data), "DATA") for file in files})
     assert capfd.readouterr() == ("", "")
   assert shown[0] == shown[1]
+
+
+def test_people_in_both_splits_are_named_on_public_data_alone(data, tmp_path):
+  """The file of this test has the same people in both."""
+  (warning,) = prepare(config_of(data, privacy__delta=1e-4)).warnings
+  assert "40 values of person are in both splits" in warning
+  assert prepare(config_of(data, privacy__delta=1e-4, data__declared="private")).warnings == ()
+  arrays = dict(np.load(data / "train.npz"))
+  image, label, people = (arrays[name] for name in ("image", "label", "person"))
+  write_npz(tmp_path, image, label, splits=("train",), person=people)
+  write_npz(tmp_path, image, label, splits=("test",), person=np.char.add("q", people))
+  assert prepare(config_of(tmp_path, privacy__delta=1e-4)).warnings == ()
