@@ -75,9 +75,7 @@ def prepare_features(config: FeaturesConfig) -> Extraction:
   }
   spec, _ = record_spec(data, source)
   if spec.multilabel:
-    raise ValueError(
-      "features are kept with one label a record: declare one of data.label_columns."
-    )
+    raise ValueError("features are kept with one label a record: give one of data.label_columns.")
   loaded = load_backbone(
     backbone.name, backbone.size, backbone.weights, layers=backbone.layers,
     input_shape=spec.input_shape, value_range=spec.value_range,
