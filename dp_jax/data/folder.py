@@ -94,7 +94,7 @@ class FolderSource:
       RecordError: if the file is gone or cannot be decoded.
     """
     return {
-      "inputs": self._decoder.read(self._root / self._files[index]),
+      "inputs": self._decoder.read(f"{self._root}/{self._files[index]}"),
       "label": int(self._labels[index]),
     }
 

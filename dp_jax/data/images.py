@@ -8,7 +8,6 @@ import math
 import os
 import warnings
 from dataclasses import dataclass
-from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -84,7 +83,8 @@ class ImageDecoder:
       OSError: if reading failed for a reason that lies outside the file.
     """
     try:
-      content = Path(path).read_bytes()
+      with open(path, "rb") as file:
+        content = file.read()
     except OSError as error:
       if error.errno not in _FAULTS_OF_A_RECORD:
         raise

@@ -1,8 +1,8 @@
 """Decoding of images: shapes, the two ways to resize, and what a bad file does."""
 
+import builtins
 import errno
 import io
-import pathlib
 
 import numpy as np
 import pytest
@@ -107,10 +107,10 @@ def test_what_lies_outside_the_file_is_no_error_of_a_record(monkeypatch):
   decoder = ImageDecoder((8, 8, 3))
   for error in (OSError(errno.EMFILE, "too many open files"), OSError(errno.EIO, "drive")):
 
-    def fails(self, error=error):
+    def fails(*arguments, error=error):
       raise error
 
-    monkeypatch.setattr(pathlib.Path, "read_bytes", fails)
+    monkeypatch.setattr(builtins, "open", fails)
     with pytest.raises(OSError, match=str(error.strerror)) as caught:
       decoder.read("a.png")
     assert not isinstance(caught.value, ValueError)
