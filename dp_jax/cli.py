@@ -13,13 +13,14 @@ from typing import NoReturn
 
 from absl import flags
 
-from dp_jax.commands import comparison, features, mechanisms, runs
+from dp_jax.commands import comparison, features, mechanisms, runs, sweep
 from dp_jax.training.stopping import Stopped
 
 _TRACEBACK = "DP_JAX_TRACEBACK"
 
 COMMANDS = {
-  **runs.COMMANDS, **comparison.COMMANDS, **features.COMMANDS, **mechanisms.COMMANDS,
+  **runs.COMMANDS, **comparison.COMMANDS, **features.COMMANDS, **sweep.COMMANDS,
+  **mechanisms.COMMANDS,
 }  # fmt: skip
 
 
