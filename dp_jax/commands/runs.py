@@ -76,12 +76,16 @@ def _verify(values: flags.FlagValues, arguments: list[str]) -> int:
 
 def _define_report(values: flags.FlagValues) -> None:
   flags.DEFINE_multi_string(
-    "compare", [], "LABEL=DIR of another run on the same public data", flag_values=values
+    "compare", [], "LABEL=DIR of another run on the same data", flag_values=values
   )
+  flags.DEFINE_bool(
+    "include_private", False, "show training diagnostics, which no guarantee covers",
+    flag_values=values,
+  )  # fmt: skip
 
 
 def _report(values: flags.FlagValues, arguments: list[str]) -> int:
-  from dp_jax.report.html import render_report
+  from dp_jax.report.html import private_path, render_report
 
   compare = {}
   for item in values["compare"].value or []:
@@ -89,7 +93,10 @@ def _report(values: flags.FlagValues, arguments: list[str]) -> int:
     if not separator or not label or not folder:
       raise ValueError(f"--compare={item!r} is not LABEL=DIR.")
     compare[label] = Path(folder)
-  print(render_report(one_argument(arguments, "work directory"), compare))
+  workdir, asked = one_argument(arguments, "work directory"), bool(values["include_private"].value)
+  print(render_report(workdir, compare, include_private=asked))
+  if private_path(workdir).exists():
+    print(private_path(workdir))
   return 0
 
 

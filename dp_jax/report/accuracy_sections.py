@@ -27,10 +27,7 @@ def accuracy_section(runs: Sequence[RunView]) -> Section | None:
   )
   drawn = [(formatting.one_line(run.label, 24), accuracy) for run, accuracy in rows]
   caption = "Accuracy on held-out records. Intervals: 95%, for these records as a sample."
-  figure = (
-    f'<figure class="plot">{plots.accuracy_plot(drawn)}'
-    f"<figcaption>{page.escape(caption)}</figcaption></figure>"
-  )
+  figure = page.plot(plots.accuracy_plot(drawn), caption)
   return Section("accuracy", "Accuracy", figure + numbers + _progress(runs))
 
 

@@ -50,18 +50,23 @@ class Compared:
   matched_note: str
 
 
-def comparison_page(compared: Compared) -> str:
-  """The page: it stands alone, without network or script."""
+def comparison_page(compared: Compared, further: Sequence[page.Section] = ()) -> str:
+  """The page: it stands alone, without network or script.
+
+  Args:
+    compared: what it shows.
+    further: sections on the two runs that go with it.
+  """
   labels = compared.final[0].labels
   found = [_summary(compared)]
-  found += [_metric(c, f"final-{c.metric}", "") for c in compared.final]
+  found += [metric_section(c, f"final-{c.metric}", "") for c in compared.final]
   found += [
-    _metric(c, f"matched-{c.metric}", " at equal overall accuracy") for c in compared.matched
+    metric_section(c, f"matched-{c.metric}", " at equal overall accuracy") for c in compared.matched
   ]
   if not compared.matched:
     note = page.paragraph(compared.matched_note)
     found.append(page.Section("matched", "At equal overall accuracy", note))
-  found.append(_method(compared))
+  found += [*further, _method(compared)]
   title = f"{compared.data}: {labels[0]} and {labels[1]}, group by group"
   header = f'<p class="kind">Comparison of two runs</p><h1>{page.escape(title, 160)}</h1>'
   if compared.private:
@@ -83,13 +88,14 @@ def _summary(compared: Compared) -> page.Section:
   return page.Section("summary", "Overall", page.figures(lines))
 
 
-def _metric(comparison: Comparison, anchor: str, suffix: str) -> page.Section:
+def metric_section(comparison: Comparison, anchor: str, suffix: str) -> page.Section:
+  """One metric of both runs in each group: plot, table, and a sentence for each gap."""
   title = METRICS[comparison.metric].title
   heading = f"{title[0].upper()}{title[1:]} of each group{suffix}"
   told = [change for change in comparison.changes if change.verdict != "no evidence either way"]
   rest = [change for change in comparison.changes if change.verdict == "no evidence either way"]
-  body = page.paragraph(f"With {comparison.labels[1]}: {suffix.strip()}." if suffix else "")
-  body = _plot(comparison, anchor, heading) + _sentences("Gaps that changed", told)
+  body = page.paragraph(f"Against {comparison.labels[1]}.") if suffix else ""
+  body += _plot(comparison, anchor, heading) + _sentences("Gaps that changed", told)
   body += _sentences("No evidence either way", rest) + _spreads(comparison)
   return page.Section(anchor, heading, body)
 
@@ -115,8 +121,8 @@ def _plot(comparison: Comparison, anchor: str, heading: str) -> str:
   svg = plots.class_plot(
     [_short(a) + (" *" if a.status == "small" else "") for a, _ in drawn],
     {
-      names[0]: [_drawn(a.value) for a, _ in drawn],
-      names[1]: [_drawn(b.value) for _, b in drawn],
+      names[0]: [drawn_interval(a.value) for a, _ in drawn],
+      names[1]: [drawn_interval(b.value) for _, b in drawn],
     },
     name=f"plot-{anchor}",
     title=heading,
@@ -136,17 +142,18 @@ def _row(comparison: Comparison, a: GroupFigure, b: GroupFigure) -> list[page.Ce
   if a.status == "suppressed":
     return [a.name, "", "", "", "", "", "suppressed"]
   note = "too small to be ranked" if a.status == "small" else ""
-  values = [_value(interval, comparison) for interval in (a.value, b.value)]
-  gaps = [_change(interval, comparison) for interval in (a.gap, b.gap)]
+  values = [value_text(interval, comparison.metric) for interval in (a.value, b.value)]
+  gaps = [change_text(interval, comparison.metric) for interval in (a.gap, b.gap)]
   return [a.name, formatting.count(a.units), *values, *gaps, note]
 
 
 def _spreads(comparison: Comparison) -> str:
   rows: list[list[page.Cell]] = [
-    [" and ".join(c.columns), label, c.worst, c.best, _change(c.largest_gap, comparison, False)]
+    [" and ".join(c.columns), label, c.worst, c.best,
+     change_text(c.largest_gap, comparison.metric, False)]
     for label, figures in zip(comparison.labels, (comparison.first, comparison.second), strict=True)
     for c in figures.columns
-  ]
+  ]  # fmt: skip
   if not rows:
     return ""
   return page.table(
@@ -184,22 +191,22 @@ def _method(compared: Compared) -> page.Section:
   return page.Section("method", "How this was measured", body)
 
 
-def _value(interval: Interval, comparison: Comparison) -> str:
+def value_text(interval: Interval, metric: str) -> str:
+  """A metric with its interval."""
   if not np.isfinite(interval.value):
     return "not defined"
-  show = formatting.percent if METRICS[comparison.metric].percent else "{:.3f}".format
+  show = formatting.percent if METRICS[metric].percent else "{:.3f}".format
   if not np.isfinite(interval.low):
     return show(interval.value)
   return f"{show(interval.value)} ({show(interval.low)} to {show(interval.high)})"
 
 
-def _change(interval: Interval, comparison: Comparison, signed: bool = True) -> str:
+def change_text(interval: Interval, metric: str, signed: bool = True) -> str:
+  """A difference of a metric with its interval."""
   if not np.isfinite(interval.low):
     return "not defined"
-  low = amount(interval.low, comparison.metric, signed=signed, bare=True)
-  value, high = (
-    amount(x, comparison.metric, signed=signed) for x in (interval.value, interval.high)
-  )
+  low = amount(interval.low, metric, signed=signed, bare=True)
+  value, high = (amount(x, metric, signed=signed) for x in (interval.value, interval.high))
   return f"{value} ({low} to {high})"
 
 
@@ -207,5 +214,6 @@ def _amount(value: float, comparison: Comparison) -> str:
   return "not shown" if np.isnan(value) else amount(value, comparison.metric, signed=True)
 
 
-def _drawn(interval: Interval) -> plots.Interval:
+def drawn_interval(interval: Interval) -> plots.Interval:
+  """The same for a plot."""
   return plots.Interval(interval.value, interval.low, interval.high)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dp_jax.report import (
   accuracy_sections,
   atomic,
-  calibration_section,
+  diagnostics_section,
   page,
+  private_page,
   run_view,
   schema,
   sections,
@@ -24,70 +25,91 @@ WITHHELD = (
 )
 
 
-def render_report(workdir: str | os.PathLike[str], compare: Mapping[str, Path]) -> Path:
-  """Writes `workdir/report.html`.
+def render_report(
+  workdir: str | os.PathLike[str], compare: Mapping[str, Path], *, include_private: bool = False
+) -> Path:
+  """Writes `workdir/report.html`, and of private data `workdir/private/comparison.html` beside it.
 
-  The page needs no network and no script. For data declared private it depends on config.json and
-  release/privacy.json alone: neither metrics nor other runs are read.
+  The pages need no network and no script. For data declared private report.html depends on
+  config.json, release/privacy.json and what was released with noise alone; what was measured on
+  the data goes to the other page.
 
   Args:
     workdir: of a run, with or without privacy.
     compare: label to the work directory of another run on the same data, such as
-      {"plain": ..., "scratch": ...}; runs whose data were not declared public are left out.
+      {"plain": ..., "scratch": ...}; beside a run on public data, those whose data were not
+      declared public are left out.
+    include_private: adds training diagnostics, under a red banner, to the page that shows what was
+      measured: report.html of public data, comparison.html of private data.
 
   Returns:
-    The path of the page, replaced atomically.
+    The path of report.html, replaced atomically.
 
   Raises:
     ValueError: if config.json or privacy.json is missing, unreadable or malformed.
-    OSError: if the page cannot be written.
+    OSError: if a page cannot be written.
   """
   folder = Path(workdir)
   name = "private" if (folder / "release" / "privacy.json").exists() else "plain"
-  main = run_view.load(folder, name if name not in compare else "this run")
+  label = name if name not in compare else "this run"
+  main = run_view.load(folder, label)
   if main.record is not None:
     found = schema.problems(main.record)
     if found:
       raise ValueError(f"{folder}/release/privacy.json is malformed: {found[0]}")
-  others: list[RunView] = []
-  if main.declared == "public":
-    others = [run_view.load(Path(path), label) for label, path in compare.items()]
+  public = main.declared == "public"
+  others = [run_view.load(Path(path), text, inside=not public) for text, path in compare.items()]
+  if public:
     others = [run for run in others if run.declared == "public"]
+  else:
+    _write_inside(run_view.load(folder, label, inside=True), others, include_private)
   target = folder / "report.html"
-  atomic.write_text(target, _render(main, others))
+  atomic.write_text(target, _render(main, others if public else [], include_private and public))
   return target
 
 
-def _render(main: RunView, others: list[RunView]) -> str:
+def private_path(workdir: Path) -> Path:
+  """Where what was measured on private data is shown."""
+  return workdir / "private" / "comparison.html"
+
+
+def _write_inside(main: RunView, others: Sequence[RunView], include_private: bool) -> None:
+  text = private_page.private_page(main, others, include_private=include_private)
+  if text is not None:
+    path = private_path(main.folder)
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    atomic.write_bytes(path, text.encode())
+
+
+def _render(main: RunView, others: Sequence[RunView], include_private: bool) -> str:
   record = dict(main.record) if main.record is not None else None
   tiles = sections.guarantee_tiles(record) if record is not None else []
   found = [sections.statement_section(main)]
   if record is not None:
     found.append(sections.attacker_section(record))
+  epsilon = [] if record is None else [sections.epsilon_section(record)]
+  diagnostics = diagnostics_section.diagnostics_section(main) if include_private else None
   if main.declared == "public":
-    runs = [main, *others]
     tiles += accuracy_sections.accuracy_tiles(main, others)
-    optional = [
-      accuracy_sections.accuracy_section(runs),
-      accuracy_sections.cost_section(main, others),
-      sections.epsilon_section(record) if record is not None else None,
-      accuracy_sections.class_section(runs),
-      accuracy_sections.confusion_section(main),
-      calibration_section.calibration_section(runs),
-    ]
-    found += [section for section in optional if section is not None]
+    measured = private_page.measured_sections(main, others)
+    # What privacy cost, then what it bought, then the details.
+    first = sum(section.anchor in ("accuracy", "cost") for section in measured)
+    found += [*measured[:first], *epsilon, *measured[first:]]
   else:
     found.append(page.Section("withheld", "What is not shown", page.paragraph(WITHHELD)))
-    if record is not None:
-      found.append(sections.epsilon_section(record))
+    found += epsilon
+  found += sections.released_sections(main)
   if record is not None:
     found += [sections.details_section(record), sections.evaluation_section(record)]
+  found += [] if diagnostics is None else [diagnostics]
   found += [
     sections.setup_section(main),
     sections.verify_section(record),
     sections.cite_section(record),
   ]
   header = sections.hero(main) + (page.tiles(tiles) if tiles else "")
+  if diagnostics is not None:
+    header = page.alarm("Not private.", diagnostics_section.ALARM) + header
   return page.document(sections.page_title(main), header, found, page.paragraph(_footer(record)))
 
 

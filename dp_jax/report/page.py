@@ -61,12 +61,11 @@ def table(
   )
 
 
-def plot(svg: str, caption: str, numbers: str) -> str:
-  """A plot with its caption, and its table folded beneath."""
-  return (
-    f'<figure class="plot">{svg}<figcaption>{escape(caption)}</figcaption>'
-    f"<details><summary>The numbers behind this plot</summary>{numbers}</details></figure>"
-  )
+def plot(svg: str, caption: str, numbers: str = "") -> str:
+  """A plot with its caption, and its table folded beneath unless it stands on the page itself."""
+  folded = "<details><summary>The numbers behind this plot</summary>{}</details>"
+  table_of = folded.format(numbers) if numbers else ""
+  return f'<figure class="plot">{svg}<figcaption>{escape(caption)}</figcaption>{table_of}</figure>'
 
 
 def columns(*parts: str) -> str:
@@ -77,6 +76,12 @@ def columns(*parts: str) -> str:
 def callout(title: str, text: str) -> str:
   """A warning that cannot be overlooked."""
   return f'<div class="callout" role="note"><strong>{escape(title)}</strong> {escape(text)}</div>'
+
+
+def alarm(title: str, text: str) -> str:
+  """A red banner: the page holds what no guarantee covers."""
+  banner = callout(title, text)
+  return banner.replace('class="callout"', 'class="callout alarm"', 1)
 
 
 def tiles(items: Sequence[tuple[str, str, str]]) -> str:

@@ -13,6 +13,8 @@ from dp_jax.report import formatting
 
 # Bins with less than this share of the records get a dot, but no line.
 _LINE_SHARE = 0.03
+# Lines through more points than this carry no markers.
+_MARKED = 60
 
 
 @dataclass(frozen=True)
@@ -80,32 +82,43 @@ def epsilon_plot(points: Sequence[tuple[int, float]], target: float | None) -> s
     return fig.to_svg(figure, "plot-epsilon", "Epsilon spent against step", description)
 
 
-def progress_plot(runs: Mapping[str, Sequence[tuple[int, float]]]) -> str:
-  """Accuracy on held-out data against the step, one line for each run.
+def progress_plot(
+  runs: Mapping[str, Sequence[tuple[int, float]]],
+  *,
+  name: str = "plot-progress",
+  title: str = "Accuracy during training",
+  unit: str = "accuracy",
+  percent: bool = True,
+) -> str:
+  """Accuracy on held-out data against the step, one line for each run; or another figure.
 
   Args:
-    runs: label to (step, accuracy) pairs by increasing step; at least one run.
+    runs: label to (step, figure) pairs by increasing step; at least one run.
+    name: of the plot, unique on the page.
+    title: of the plot.
+    unit: what the vertical axis shows.
+    percent: whether values are fractions to be shown as percentages.
   """
+  show = formatting.percent if percent else formatting.short
   with fig.axes(4.7, 2.9) as (figure, axes):
     for i, (label, points) in enumerate(runs.items()):
       colour, marker = _series(i)
       axes.plot(
         [step for step, _ in points],
-        [accuracy for _, accuracy in points],
+        [value for _, value in points],
         color=colour,
-        marker=marker,
+        marker=marker if len(points) <= _MARKED else None,
         markersize=4,
         linewidth=1.6,
         label=label,
       )
-    _percent_axis(axes.yaxis)
+    if percent:
+      _percent_axis(axes.yaxis)
     axes.set_xlabel("step")
-    axes.set_ylabel("accuracy")
-    axes.legend(loc="lower right", labelcolor=fig.INK)
-    text = "; ".join(
-      f"{label} ends at {formatting.percent(points[-1][1])}" for label, points in runs.items()
-    )
-    return fig.to_svg(figure, "plot-progress", "Accuracy during training", f"{text}.")
+    axes.set_ylabel(unit)
+    axes.legend(loc="best", labelcolor=fig.INK)
+    text = "; ".join(f"{label} ends at {show(points[-1][1])}" for label, points in runs.items())
+    return fig.to_svg(figure, name, title, f"{text}.")
 
 
 def class_plot(

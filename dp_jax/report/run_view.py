@@ -17,22 +17,29 @@ class RunView:
   """One run as the report sees it.
 
   Attributes:
+    folder: its work directory.
     label: how the page names the run; untrusted text.
     config: section to key to value, from config.json.
     record: the content of privacy.json; None for a run without privacy.
     declared: "public" only where every file that says anything says public.
+    released: figures on held-out data that were released with noise of their own.
     split: the held-out split that `history` and `final` are of, "" without metrics.
-    history: (step, metrics), by increasing step; empty for data declared private.
+    history: (step, metrics), by increasing step; empty for data declared private, but on the page
+      that lies under private/ itself.
     final: the metrics of the completed run, with counts of each class; empty until then.
+    predictions: where its predictions on the split are; None like `history`.
   """
 
+  folder: Path
   label: str
   config: Mapping[str, Mapping[str, Any]]
   record: Mapping[str, Any] | None
   declared: str
+  released: tuple[Mapping[str, Any], ...]
   split: str
   history: tuple[tuple[int, Mapping[str, Any]], ...]
   final: Mapping[str, Any]
+  predictions: Path | None
 
   @property
   def num_records(self) -> int:
@@ -52,12 +59,13 @@ class RunView:
     return str(self.config.get("data", {}).get("source", "unnamed data"))
 
 
-def load(workdir: Path, label: str) -> RunView:
-  """Reads a work directory; never looks into private/, unprotected/ or checkpoints/.
+def load(workdir: Path, label: str, *, inside: bool = False) -> RunView:
+  """Reads a work directory; looks into private/ only if told to, never into unprotected/.
 
   Args:
     workdir: of a run, complete or not.
     label: how the page names it.
+    inside: for a page that stays under private/: what was measured on private data is read too.
 
   Raises:
     ValueError: if the folder holds no readable config.json, or privacy.json is not JSON.
@@ -69,10 +77,21 @@ def load(workdir: Path, label: str) -> RunView:
   if record is not None:
     said.append(record.get("declared", "private"))
   declared = "public" if all(word == "public" for word in said) else "private"
-  if declared != "public":
-    return RunView(label, config, record, declared, "", (), {})
-  split, history, final = _metrics(workdir / "metrics.jsonl")
-  return RunView(label, config, record, declared, split, history, final)
+  released = tuple(_lines(workdir / "released_metrics.jsonl"))
+  if declared != "public" and not inside:
+    return RunView(workdir, label, config, record, declared, released, "", (), {}, None)
+  folder = workdir if declared == "public" else workdir / "private"
+  split, history, final = _metrics(folder / "metrics.jsonl")
+  predictions = folder / "predictions.npz"
+  return RunView(
+    workdir, label, config, record, declared, released, split, history, final,
+    predictions if predictions.exists() else None,
+  )  # fmt: skip
+
+
+def training_log(workdir: Path) -> list[dict[str, Any]]:
+  """What the steps saw: losses and norms without noise, never to be shown unless asked for."""
+  return _lines(workdir / "private" / "training.jsonl")
 
 
 def number(value: Any) -> float | None:
@@ -106,14 +125,8 @@ def _read_json(path: Path, advice: str) -> dict[str, Any]:
 def _metrics(
   path: Path,
 ) -> tuple[str, tuple[tuple[int, Mapping[str, Any]], ...], Mapping[str, Any]]:
-  """The held-out split's history and final metrics; a torn last line is left out."""
-  lines = []
-  if path.exists():
-    for text in path.read_text(encoding="utf-8").splitlines():
-      try:
-        lines.append(json.loads(text))
-      except ValueError:
-        continue
+  """The held-out split's history and final metrics."""
+  lines = [line for line in _lines(path) if line.keys() >= {"step", "split", "metrics"}]
   held_out = sorted({line["split"] for line in lines if line["split"] != "train"})
   if not held_out:
     return "", (), {}
@@ -122,3 +135,16 @@ def _metrics(
   steps = {int(line["step"]): line["metrics"] for line in lines if line["split"] == split}
   finals = [line["metrics"] for line in lines if line["split"] == split and line.get("final")]
   return split, tuple(sorted(steps.items())), finals[-1] if finals else {}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+  """The JSON objects of a log, one a line; none without the file, and without a torn last line."""
+  if not path.exists():
+    return []
+  lines = []
+  for text in path.read_text(encoding="utf-8").splitlines():
+    try:
+      lines.append(json.loads(text))
+    except ValueError:
+      continue
+  return [line for line in lines if isinstance(line, dict)]

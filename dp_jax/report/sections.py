@@ -6,7 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dp_jax.report import attacker, evaluation_points, formatting, page, plots, statement
+from dp_jax.report import (
+  attacker,
+  evaluation_points,
+  formatting,
+  page,
+  plots,
+  run_view,
+  statement,
+)
 from dp_jax.report.page import Markup, Section
 from dp_jax.report.run_view import RunView
 
@@ -99,7 +107,7 @@ def attacker_section(record: Mapping[str, Any]) -> Section:
     "The table gives the same limit where it matters most to people: how many members can be "
     "named while only few others are named wrongly."
   )
-  figure = f'<figure class="plot">{svg}<figcaption>{page.escape(caption)}</figcaption></figure>'
+  figure = page.plot(svg, caption)
   return Section("meaning", "What it means", intro + page.columns(figure, text + numbers))
 
 
@@ -129,6 +137,27 @@ def warnings_block(record: Mapping[str, Any] | None) -> str:
     parts.append(page.callout(f"{statement.NOT_PRIVATE.capitalize()}.", text))
   parts += [page.callout("Warning.", f"{warning}.") for warning in record["warnings"]]
   return "".join(parts)
+
+
+def released_sections(run: RunView) -> list[Section]:
+  """Figures on held-out data that were released with noise, each with what it spent."""
+  rows: list[list[page.Cell]] = []
+  texts = []
+  for line in run.released:
+    values = [run_view.number(line.get(k)) for k in ("accuracy", "stddev", "epsilon", "delta")]
+    accuracy, stddev, epsilon, delta = values
+    if accuracy is None or stddev is None or epsilon is None or delta is None:
+      continue
+    rows.append([
+      formatting.one_line(line.get("split", ""), 60), formatting.percent(accuracy),
+      f"{100 * stddev:.2g} points", formatting.round_up(epsilon), formatting.plain(delta),
+    ])  # fmt: skip
+    texts.append(page.paragraph(str(line.get("statement", ""))))
+  if not rows:
+    return []
+  header = ["split", "accuracy", "standard deviation of the noise", "epsilon", "delta"]
+  body = page.table("Released with noise", header, rows) + "".join(texts)
+  return [Section("released", "Accuracy that was released", body)]
 
 
 def setup_section(run: RunView) -> Section:

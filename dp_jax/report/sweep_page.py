@@ -162,8 +162,7 @@ def _accuracy_section(table: SweepTable) -> page.Section:
     f"Accuracy on the {table.split} split", ["epsilon", "mean (95% interval)", "each seed"], rows
   )
   caption = "Mean held-out accuracy against epsilon, with 95% intervals over seeds."
-  figure = f'<figure class="plot">{svg}<figcaption>{page.escape(caption)}</figcaption></figure>'
-  body = page.paragraph(_note(table)) + figure + numbers
+  body = page.paragraph(_note(table)) + page.plot(svg, caption) + numbers
   return page.Section("accuracy", "Accuracy against epsilon", body)
 
 
@@ -185,7 +184,7 @@ def _gap_section(table: SweepTable) -> page.Section:
       drawn, "plot-sweep-gap", "Largest gap against epsilon", "largest gap"
     )
     caption = "Largest gap between two groups against epsilon, with 95% intervals over seeds."
-    body += f'<figure class="plot">{svg}<figcaption>{page.escape(caption)}</figcaption></figure>'
+    body += page.plot(svg, caption)
   return page.Section("gaps", "Gaps between groups against epsilon", body + numbers)
 
 

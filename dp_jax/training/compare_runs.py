@@ -13,9 +13,10 @@ from dp_jax.evaluation.comparison import Comparison, compare_tables
 from dp_jax.evaluation.disclosure import MIN_UNITS
 from dp_jax.evaluation.predictions import PredictionTable, load_predictions
 from dp_jax.evaluation.record_metrics import default_metrics
-from dp_jax.report import formatting
+from dp_jax.report import formatting, run_view
 from dp_jax.report.atomic import write_bytes, write_text
 from dp_jax.report.comparison_page import Compared, comparison_page
+from dp_jax.report.private_page import measured_sections
 from dp_jax.training.workdir import WorkDir
 
 _NOT_KEPT = (
@@ -106,10 +107,11 @@ def compare_runs(
     units=table.num_units if not private or table.num_units >= MIN_UNITS else 0,
     resamples=resamples, private=private, final=final, matched=matched, matched_note=note,
   )  # fmt: skip
-  return _write(sides[0].folder, compared)
+  return _write(sides, compared)
 
 
-def _write(folder: WorkDir, compared: Compared) -> Compare:
+def _write(sides: tuple[_Side, _Side], compared: Compared) -> Compare:
+  folder = sides[0].folder
   content = {
     "data": compared.data, "split": compared.split, "unit": compared.unit,
     "units": compared.units, "resamples": compared.resamples,
@@ -122,7 +124,13 @@ def _write(folder: WorkDir, compared: Compared) -> Compare:
   try:
     if compared.private:
       folder.private.mkdir(mode=0o700, exist_ok=True)
-      write_bytes(target, comparison_page(compared).encode())
+      # The one page of what was measured on private data: what the report may not show goes there.
+      runs = [
+        run_view.load(side.folder.path, label, inside=True)
+        for side, label in zip(sides, compared.final[0].labels, strict=True)
+      ]
+      further = measured_sections(runs[0], runs[1:], groups=False)
+      write_bytes(target, comparison_page(compared, further).encode())
       write_bytes(target.with_suffix(".json"), (json.dumps(content, indent=2) + "\n").encode())
     else:
       write_text(target, comparison_page(compared))

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dp_jax.evaluation.fairness import fairness, measure
 from dp_jax.evaluation.groups import CLASS
 from dp_jax.evaluation.predictions import load_predictions
@@ -130,10 +128,10 @@ def _plan(
   planned = []
   for seed in range(config.seed, config.seed + seeds):
     targets: list[float | None] = [*sorted(epsilons), None]
-    for epsilon in targets:
-      name = _PLAIN if epsilon is None else f"epsilon_{formatting.plain(epsilon)}"
+    for target in targets:
+      name = _PLAIN if target is None else f"epsilon_{formatting.plain(target)}"
       folder = WorkDir(workdir / name / f"seed_{seed}")
-      planned.append(_Planned(epsilon, seed, _config(config, epsilon, seed), folder))
+      planned.append(_Planned(target, seed, _config(config, target, seed), folder))
   return planned
 
 
@@ -202,14 +200,15 @@ def _figures(each: _Planned, columns: Sequence[str], private: bool) -> tuple[flo
   """Accuracy of a completed run, and the largest gap of each column, NaN where there is none."""
   table = load_predictions(each.folder.predictions(each.config.data.declared))
   names = table.about.get("class_names", ())
-  gaps = dict.fromkeys(columns, float("nan"))
+  accuracy, gaps = float("nan"), dict.fromkeys(columns, float("nan"))
   for column in columns:
     (measured,) = measure(
       [table], [column], "accuracy", private=private, class_names=names, resamples=_RESAMPLES
     )
+    accuracy = float(measured.values[0])
     for spread in fairness(measured).columns:
       gaps[column] = spread.largest_gap.value
-  return float(np.mean(table.predicted == table.label)), gaps
+  return accuracy, gaps
 
 
 def _releases(workdir: Path) -> list[Release]:

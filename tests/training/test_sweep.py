@@ -1,18 +1,22 @@
 """`sweep`: what it trains, keeps, states and refuses; of private data only a path is shown."""
 
+import dataclasses
 import json
 import re
 
 import numpy as np
 import pytest
+from made_up_work_directories import people_table
 from support import flags_of, small_config, write_npz
 
 from dp_jax import cli
+from dp_jax.evaluation.predictions import load_predictions
 from dp_jax.privacy.composition import account_releases
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.training import sweep as sweep_module
 from dp_jax.training.config import Config
 from dp_jax.training.sweep import sweep
+from dp_jax.training.target import make_mechanism
 
 TARGETS = [1.0, 4.0]
 
@@ -32,11 +36,46 @@ def _config(folder, declared="public") -> Config:
   )  # fmt: skip
 
 
+class MadeUpTraining:
+  """Leaves what `train` leaves of a completed run, as far as a sweep reads it.
+
+  Attributes:
+    trained: the folders that were asked for, in order.
+  """
+
+  def __init__(self):
+    self.trained = []
+
+  def __call__(self, config, path, **rest):
+    del rest
+    self.trained.append("/".join(path.parts[-2:]))
+    (path / "private").mkdir(parents=True, exist_ok=True)
+    (path / "config.json").write_text(json.dumps({"config": config.to_dict()}))
+    accuracy = 0.95 if not config.privacy.enabled else 0.6 + 0.05 * config.privacy.epsilon
+    table = people_table(accuracy + 0.01 * config.seed)
+    ward = np.array(["a", "b"])[table.unit % 2]
+    table = dataclasses.replace(table, groups={"ward": ward})
+    (path / "predictions.npz").write_bytes(table.to_bytes())
+    if config.privacy.enabled:
+      _, mechanism = make_mechanism(config, 160)
+      Ledger(path / "ledger.jsonl").reserve(mechanism, "training", run=str(path))
+    (path / "private" / "result.json").write_text("{}")
+
+
+@pytest.fixture(name="training")
+def _training(monkeypatch):
+  made_up = MadeUpTraining()
+  monkeypatch.setattr(sweep_module, "train", made_up)
+  return made_up
+
+
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
   folder = tmp_path_factory.mktemp("sweep")
   config = _config(folder)
-  return folder, config, sweep(config, folder / "runs", TARGETS, 2, progress=False)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sweep_module, "train", MadeUpTraining())
+    return folder, config, sweep(config, folder / "runs", TARGETS, 2, progress=False)
 
 
 def test_each_target_and_seed_is_a_run_and_the_table_has_them(done):
@@ -49,14 +88,15 @@ def test_each_target_and_seed_is_a_run_and_the_table_has_them(done):
   rows = outcome.table.rows
   assert [row.epsilon for row in rows] == [1.0, 4.0, None]
   for row, name in zip(rows, names, strict=True):
-    results = [
-      json.loads((folder / "runs" / name / f"seed_{s}" / "private" / "result.json").read_text())
-      for s in (0, 1)
+    tables = [
+      load_predictions(folder / "runs" / name / f"seed_{s}" / "predictions.npz") for s in (0, 1)
     ]
-    assert row.accuracies == pytest.approx([r["metrics"]["test"]["accuracy"] for r in results])
-    assert row.accuracy.value == pytest.approx(np.mean(row.accuracies))
-    assert 0 <= row.gaps["ward"].value <= 1
-    assert [r["epsilon"] is None for r in results] == [name == "plain"] * 2
+    right = [table.predicted == table.label for table in tables]
+    assert row.accuracies == pytest.approx([r.mean() for r in right], abs=1e-6)
+    assert row.accuracy.low < row.accuracy.value == pytest.approx(np.mean(row.accuracies))
+    ward = tables[0].groups["ward"] == "a"
+    gaps = [abs(r[ward].mean() - r[~ward].mean()) for r in right]
+    assert row.gaps["ward"].value == pytest.approx(np.mean(gaps), abs=1e-6)
 
 
 def test_the_total_is_the_composition_of_all_ledgers(done):
@@ -88,27 +128,20 @@ def test_files_agree_and_stand_alone(done):
   assert (folder / "runs" / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_complete_runs_are_kept_and_more_targets_are_added(done, monkeypatch):
+def test_complete_runs_are_kept_and_others_go_on(done, training):
   folder, config, outcome = done
-  trained = []
-  real = sweep_module.train
-
-  def train(config, path, **rest):
-    trained.append(path.relative_to(folder / "runs").as_posix())
-    return real(config, path, **rest)
-
-  monkeypatch.setattr(sweep_module, "train", train)
   again = sweep(config, folder / "runs", TARGETS, 2, progress=False)
-  assert trained == [] and again.table == outcome.table
+  assert training.trained == [] and again.table == outcome.table
   # A run that was killed before it was complete goes on, in its own folder.
   (folder / "runs" / "epsilon_4" / "seed_1" / "private" / "result.json").unlink()
   assert sweep(config, folder / "runs", TARGETS, 2, progress=False).table == outcome.table
-  assert trained == ["epsilon_4/seed_1"]
+  assert training.trained == ["epsilon_4/seed_1"]
   one = sweep(config, folder / "runs", [4.0], 1, progress=False)
   assert one.table.private_runs == 4  # what earlier sweeps released counts
 
 
 def test_private_data_only_the_path_is_shown(tmp_path, capfd):
+  """With real training: a private run and a plain one."""
   config = _config(tmp_path, "private")
   arguments = [*flags_of(config), f"--workdir={tmp_path / 'runs'}", "--epsilons=2", "--seeds=1"]
   for flag in ([], ["--json"]):

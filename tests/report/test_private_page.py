@@ -1,0 +1,96 @@
+"""Groups in the report, training diagnostics, released figures, and the page under private/."""
+
+import json
+
+import pytest
+from made_up_runs import write_run
+from made_up_work_directories import people_table
+
+from dp_jax.report import privacy_json
+from dp_jax.report.html import private_path, render_report
+
+LOSS = 0.73164237
+
+
+def _run(folder, record, declared="public", *, accuracy=0.9, groups=("sex", "age")):
+  """A completed run with predictions of 400 people and a training log."""
+  run = write_run(folder, record, declared=declared, accuracy=accuracy)
+  config = json.loads((run / "config.json").read_text())
+  config["config"]["data"]["groups"] = list(groups)
+  (run / "config.json").write_text(json.dumps(config))
+  private = run / "private"
+  private.mkdir()
+  (private / "training.jsonl").write_text(json.dumps({"step": 1, "loss": LOSS}) + "\n")
+  place = run if declared == "public" else private
+  (place / "predictions.npz").write_bytes(people_table(accuracy).to_bytes())
+  if declared != "public":
+    (run / "metrics.jsonl").rename(private / "metrics.jsonl")
+  return run
+
+
+def _sections(text):
+  return [part.split('"')[0] for part in text.split('<section id="')[1:]]
+
+
+def test_groups_of_both_runs_stand_in_the_report(tmp_path, record):
+  run = _run(tmp_path / "run", record, accuracy=0.8)
+  text = render_report(run, {"plain": _run(tmp_path / "plain", None)}).read_text()
+  assert "groups-accuracy" in _sections(text)
+  assert "sex f" in text and "sex f, age below 40" in text
+  assert "above the overall with private" in text or "below the overall with private" in text
+  alone = render_report(run, {}).read_text()
+  assert "groups-accuracy" in _sections(alone) and "plot-groups-accuracy" in alone
+  other = _run(tmp_path / "other", None)
+  (other / "predictions.npz").write_bytes(people_table(0.9, data_digest="another").to_bytes())
+  unpaired = render_report(run, {"plain": other}).read_text()
+  assert "groups-accuracy" in _sections(unpaired)  # of the run alone
+
+
+def test_groups_that_cannot_be_shown_are_no_error(tmp_path, record):
+  text = render_report(_run(tmp_path / "run", record, groups=("colour",)), {}).read_text()
+  assert "Not shown: there is no group column" in text
+  (tmp_path / "run" / "predictions.npz").write_bytes(b"torn")
+  assert "holds no predictions" in render_report(tmp_path / "run", {}).read_text()
+
+
+def test_private_data_go_to_the_page_under_private(tmp_path, facts):
+  record = privacy_json.privacy_record(facts(declared="private"))
+  run = _run(tmp_path / "run", record, "private", accuracy=LOSS)
+  plain = _run(tmp_path / "plain", None, "private", accuracy=0.8)
+  text = render_report(run, {"plain": plain}, include_private=True).read_text()
+  for word in ("73.2%", str(LOSS)[:6], "sex f", "plot-loss"):
+    assert word not in text
+  assert not {"accuracy", "diagnostics", "groups-accuracy"} & set(_sections(text))
+  inside = private_path(run)
+  assert inside.stat().st_mode & 0o077 == 0
+  found = _sections(inside.read_text())
+  for anchor in ("accuracy", "cost", "groups-accuracy", "classes", "confusion", "calibration"):
+    assert anchor in found
+  assert "diagnostics" in found and 'class="callout alarm"' in inside.read_text()
+  assert not (plain / "report.html").exists()
+
+
+def test_diagnostics_only_if_asked_for_under_a_red_banner(tmp_path, record):
+  run = _run(tmp_path / "run", record)
+  for asked in (False, True):
+    text = render_report(run, {}, include_private=asked).read_text()
+    assert ("diagnostics" in _sections(text)) == asked
+    assert ('class="callout alarm"' in text) == asked
+    assert (f"{LOSS:.4g}" in text) == asked
+
+
+def test_figures_that_were_released_with_noise_are_shown_of_private_data(tmp_path, facts):
+  record = privacy_json.privacy_record(facts(declared="private"))
+  run = _run(tmp_path / "run", record, "private")
+  line = {"split": "test", "accuracy": 0.875, "stddev": 0.011, "epsilon": 0.1, "delta": 1e-6,
+          "statement": "The accuracy was released <with> noise."}  # fmt: skip
+  (run / "released_metrics.jsonl").write_text(json.dumps(line) + '\n{"accuracy": "x"}\n{"acc')
+  text = render_report(run, {}).read_text()
+  assert "87.5%" in text and "1.1 points" in text and "released &lt;with&gt; noise" in text
+
+
+@pytest.mark.parametrize("lines", ["", "x\n", '{"loss": 1}\n[]\n'])
+def test_a_log_that_says_nothing_shows_nothing(tmp_path, record, lines):
+  run = _run(tmp_path / "run", record)
+  (run / "private" / "training.jsonl").write_text(lines)
+  assert "diagnostics" not in _sections(render_report(run, {}, include_private=True).read_text())
