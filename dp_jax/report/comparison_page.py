@@ -81,7 +81,7 @@ def _summary(compared: Compared) -> page.Section:
     title, difference = METRICS[comparison.metric].title, comparison.overall
     text = (
       f"{title[0].upper()}{title[1:]} with {comparison.labels[0]} less that with "
-      f"{comparison.labels[1]}, on all records: {_change(difference, comparison)}, 95% interval. "
+      f"{comparison.labels[1]}, on all records: {change_text(difference, comparison.metric)}, 95% interval. "
       f"{comparison.summary()}"
     )
     lines.append((_amount(difference.value, comparison), text))
