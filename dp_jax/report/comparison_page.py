@@ -79,10 +79,10 @@ def _summary(compared: Compared) -> page.Section:
   lines = []
   for comparison in compared.final:
     title, difference = METRICS[comparison.metric].title, comparison.overall
+    shown = change_text(difference, comparison.metric)
     text = (
       f"{title[0].upper()}{title[1:]} with {comparison.labels[0]} less that with "
-      f"{comparison.labels[1]}, on all records: {change_text(difference, comparison.metric)}, 95% interval. "
-      f"{comparison.summary()}"
+      f"{comparison.labels[1]}, on all records: {shown}, 95% interval. {comparison.summary()}"
     )
     lines.append((_amount(difference.value, comparison), text))
   return page.Section("summary", "Overall", page.figures(lines))
