@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from dp_jax.data.groups import bands
+from dp_jax.data.records import RecordSpec
 from dp_jax.data.source import Source, open_source
 from dp_jax.data.table_spec import TableSpec
-from dp_jax.data.units import RecordSpec, UnitLoader
+from dp_jax.data.units import UnitLoader
 from dp_jax.training.config import Config
 from dp_jax.training.data_config import DataConfig
 

@@ -17,8 +17,9 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dp_jax.data.npy_resume import ResumableShards
+from dp_jax.data.records import RecordSpec
 from dp_jax.data.source import Source
-from dp_jax.data.units import RecordSpec, UnitLoader
+from dp_jax.data.units import UnitLoader
 from dp_jax.models.backbones import Backbone, load_backbone
 from dp_jax.training.config import Config
 from dp_jax.training.data import is_strict, open_split

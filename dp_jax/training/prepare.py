@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dp_jax.data.records import RecordSpec, check_records
 from dp_jax.data.source import Source
-from dp_jax.data.units import RecordSpec, UnitLoader, check_records
+from dp_jax.data.units import UnitLoader
 from dp_jax.data.views import Views
 from dp_jax.gradients.optimizers import make_optimizer, make_schedule
 from dp_jax.models import weights

@@ -14,7 +14,8 @@ import jax
 import numpy as np
 from flax import nnx
 
-from dp_jax.data.units import RecordSpec, UnitLoader
+from dp_jax.data.records import RecordSpec
+from dp_jax.data.units import UnitLoader
 from dp_jax.evaluation.classification import evaluate, predictions
 from dp_jax.models import weights
 from dp_jax.models.build import ModelSpec

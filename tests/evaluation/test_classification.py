@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from sklearn.metrics import accuracy_score, confusion_matrix, log_loss
 
+from dp_jax.data.records import RecordSpec
 from dp_jax.data.source import ArraySource, SourceInfo
-from dp_jax.data.units import RecordSpec, UnitLoader
+from dp_jax.data.units import UnitLoader
 from dp_jax.evaluation.classification import ClassificationSums, evaluate
 
 CLASSES = 4

@@ -6,8 +6,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from sklearn import metrics
 
+from dp_jax.data.records import RecordSpec
 from dp_jax.data.source import SourceInfo
-from dp_jax.data.units import RecordSpec, UnitLoader
+from dp_jax.data.units import UnitLoader
 from dp_jax.evaluation.classification import ClassificationSums, evaluate
 from dp_jax.evaluation.fairness import measure
 from dp_jax.evaluation.language import TokenSums
