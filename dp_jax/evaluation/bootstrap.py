@@ -104,31 +104,36 @@ def ratio_statistic(
   denominator: np.ndarray,
   units: np.ndarray,
   num_units: int,
-  groups: Sequence[np.ndarray],
+  codes: np.ndarray,
+  groups: np.ndarray,
 ) -> Statistic:
   """A weighted mean in each group, such as accuracy: a ratio of two sums over records.
+
+  The sums of disjoint cells are matrix products with the weights; groups are sums of cells.
 
   Args:
     numerator: float[n], of each record.
     denominator: float[n], of each record.
     units: int[n], the unit of each record.
     num_units: how many units there are.
-    groups: bool[n] for each group.
+    codes: int[n], the cell of each record.
+    groups: float[num_groups, num_cells], 1 for the cells that a group is made of.
 
   Returns:
-    weights -> float64[r, len(groups)], NaN where the denominator is zero.
+    weights -> float64[r, num_groups], NaN where the denominator is zero.
   """
+  cells = groups.shape[1]
   tops, bottoms = (
-    np.stack(
-      [np.bincount(units[g], values[g], num_units) for g in groups], axis=1, dtype=np.float32
-    )
+    np.bincount(units * cells + codes, values, num_units * cells)
+    .astype(np.float32)
+    .reshape(num_units, cells)
     for values in (np.asarray(numerator, float), np.asarray(denominator, float))
   )
 
   def statistic(weights: np.ndarray) -> np.ndarray:
     drawn = weights.astype(np.float32)
     with np.errstate(invalid="ignore", divide="ignore"):
-      top, bottom = (np.asarray(drawn @ m, np.float64) for m in (tops, bottoms))
+      top, bottom = ((drawn @ m).astype(np.float64) @ groups.T for m in (tops, bottoms))
       return np.where(bottom > 0, top / bottom, np.nan)
 
   return statistic

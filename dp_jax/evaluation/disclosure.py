@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dp_jax.evaluation.groups import Partition
+from dp_jax.evaluation.groups import Partition, incidence
 
 MIN_UNITS = 11
 
@@ -33,7 +33,7 @@ def suppressed(parts: Sequence[Partition], counts: np.ndarray) -> np.ndarray:
   """
   hidden = counts < MIN_UNITS
   lines = list(_lines(parts))
-  tables = _incidence(parts)
+  tables = incidence(parts)
   while True:
     if not _complete_lines(lines, counts, hidden) and not _protect(lines, counts, hidden, tables):
       return hidden
@@ -95,15 +95,3 @@ def _lines(parts: Sequence[Partition]) -> Iterator[tuple[int, np.ndarray]]:
         for place, group in enumerate(coarse.groups):
           cells = np.array([i for i, values in enumerate(own) if values == group])
           yield int(start) + place, first + cells
-
-
-def _incidence(parts: Sequence[Partition]) -> np.ndarray:
-  """float[groups, cells of the finest partition]: which cells each group is made of."""
-  finest = parts[-1]
-  rows = [
-    [group == tuple(cell[finest.columns.index(name)] for name in part.columns)
-     for cell in finest.groups]
-    for part in parts
-    for group in part.groups
-  ]  # fmt: skip
-  return np.array(rows, float).reshape(len(rows), len(finest.groups))

@@ -100,6 +100,18 @@ def too_small(
   return small
 
 
+def incidence(parts: Sequence[Partition]) -> np.ndarray:
+  """float[groups of all, groups of the last]: which of the last, finest ones each is made of."""
+  finest = parts[-1]
+  rows = [
+    [group == tuple(cell[finest.columns.index(name)] for name in part.columns)
+     for cell in finest.groups]
+    for part in parts
+    for group in part.groups
+  ]  # fmt: skip
+  return np.array(rows, float).reshape(len(rows), len(finest.groups))
+
+
 def _class_values(table: PredictionTable, names: Sequence[str]) -> np.ndarray:
   if not names:
     return table.label.astype(str)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dp_jax.evaluation.bootstrap import Statistic, auroc_statistic, ratio_statistic
-from dp_jax.evaluation.groups import Partition
+from dp_jax.evaluation.groups import Partition, incidence
 from dp_jax.evaluation.predictions import PredictionTable
 from dp_jax.evaluation.scores import finite_scores
 
@@ -74,8 +74,9 @@ def statistic_of(
   if name == "auroc":
     return _auroc(table, units, parts)
   numerator, denominator = _ratio(name, table)
-  members = [part.codes == code for part in parts for code in range(len(part.groups))]
-  return ratio_statistic(numerator, denominator, units, num_units, members)
+  return ratio_statistic(
+    numerator, denominator, units, num_units, parts[-1].codes, incidence(parts)
+  )
 
 
 def _auroc(table: PredictionTable, units: np.ndarray, parts: Sequence[Partition]) -> Statistic:

@@ -37,15 +37,16 @@ def test_auroc_of_a_resample_is_that_of_its_records(records):
 
 def test_a_ratio_of_a_resample_is_that_of_its_records(records):
   units, positive, score, codes = records
-  groups = [codes == group for group in range(GROUPS)]
   right = positive == (score > 0.5)
-  statistic = bootstrap.ratio_statistic(right, np.ones(150), units, UNITS, groups)
+  groups = np.vstack([np.eye(GROUPS), np.ones(GROUPS)])  # each cell, and all of them
+  statistic = bootstrap.ratio_statistic(right, np.ones(150), units, UNITS, codes, groups)
   weights = bootstrap.draw_weights(np.random.default_rng(1), UNITS, 20)
   for row, values in zip(weights, statistic(weights), strict=True):
     drawn = _drawn(row, units)
     for group in range(GROUPS):
       own = drawn[codes[drawn] == group]
       np.testing.assert_allclose(values[group], accuracy_score(positive[own], score[own] > 0.5))
+    np.testing.assert_allclose(values[GROUPS], accuracy_score(positive[drawn], score[drawn] > 0.5))
 
 
 def test_what_is_not_defined_is_not_a_number(records):
@@ -58,7 +59,7 @@ def test_what_is_not_defined_is_not_a_number(records):
   only = bootstrap.auroc_statistic(np.ones(150, bool), score, units, np.zeros(150, int), 1)
   assert np.isnan(only(everyone)).all()
   share = bootstrap.ratio_statistic(
-    positive, np.ones(150), units, UNITS, [np.ones(150, bool), np.zeros(150, bool)]
+    positive, np.ones(150), units, UNITS, np.zeros(150, int), np.array([[1.0], [0.0]])
   )
   assert np.isfinite(share(everyone)[0, 0]) and np.isnan(share(everyone)[0, 1])
 
@@ -74,7 +75,7 @@ def test_weights_count_as_many_draws_as_there_are_units_and_every_unit_equally()
 def test_the_same_seed_draws_the_same_units_whatever_is_computed(records):
   units, positive, score, codes = records
   area = bootstrap.auroc_statistic(positive, score, units, codes, GROUPS)
-  share = bootstrap.ratio_statistic(positive, np.ones(150), units, UNITS, [codes >= 0])
+  share = bootstrap.ratio_statistic(positive, np.ones(150), units, UNITS, codes, np.eye(GROUPS))
   (alone,) = bootstrap.resample([area], UNITS, resamples=120)
   _, beside = bootstrap.resample([share, area], UNITS, resamples=120)
   (other,) = bootstrap.resample([area], UNITS, resamples=120, seed=1)
@@ -102,7 +103,7 @@ def _coverage(clustered, repeats, people=120, each=12):
     own = units if clustered else np.arange(len(units))
     count = len(np.unique(own))
     statistic = bootstrap.ratio_statistic(
-      right, np.ones(len(units)), own, count, [np.ones(len(units), bool)]
+      right, np.ones(len(units)), own, count, np.zeros(len(units), int), np.ones((1, 1))
     )
     (samples,) = bootstrap.resample([statistic], count, resamples=300, seed=seed)
     (found,) = bootstrap.interval(right.mean(keepdims=True), samples)
