@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from absl import flags
+from absl import logging as absl_logging
 
 from dp_jax.commands import comparison, features, mechanisms, runs, sweep
 from dp_jax.training.stopping import Stopped
@@ -34,7 +35,7 @@ def main(argv: Sequence[str]) -> int:
   logging.basicConfig(format="%(message)s", stream=sys.stderr)
   logging.getLogger("dp_jax").setLevel(logging.INFO)
   # A write that fails is told there as a traceback of a thread; what is raised is told here.
-  logging.getLogger("absl").setLevel(logging.CRITICAL)
+  absl_logging.set_verbosity(absl_logging.FATAL)
   if not argv or argv[0] in ("--help", "-h", "help"):
     print(_overview())
     return 0 if argv else 2

@@ -135,7 +135,7 @@ class Saving:
   def __init__(self, checkpoints: Checkpoints, key: MasterKey, log: PrivateLog, run: Run):
     self._checkpoints, self._key, self._log = checkpoints, key, log
     self._every, self._steps = run.config.checkpoint.every, run.mechanism.steps
-    self._saved: int | None = None
+    self._saved = checkpoints.latest()
 
   def after_step(self, step: int, state: TrainState) -> None:
     """Saves if it is time."""

@@ -26,7 +26,7 @@ from dp_jax.training.keys import for_environment
 from dp_jax.training.prepare import Run, environment
 from dp_jax.training.progress import Progress
 from dp_jax.training.step import StepFunctions, TrainState, build_step
-from dp_jax.training.stopping import Stopped, listening
+from dp_jax.training.stopping import Stopped, StopSignal, listening
 from dp_jax.training.tensorboard import Board
 from dp_jax.training.workdir import WorkDir, append_line
 from dp_jax.training.zero_head import head_at_zero, sum_at_zero
@@ -165,17 +165,27 @@ def run_steps(
     )  # fmt: skip
     for hook in hooks:
       stack.callback(hook.close)
-    for step in range(done, steps):
-      state = loop.step(state, step)
-      for hook in hooks:
-        hook.after_step(step + 1, state)
-      if stop.received and step + 1 < steps:
-        saving.save(step + 1, state)
-        checkpoints.wait()
-        raise Stopped(
-          f"asked to stop: step {step + 1} of {steps} is saved; the same command goes on from there"
-        )
+    state = follow(loop, hooks, state, range(done, steps), stop)
+    reached = int(state.step)
+    saving.save(reached, state)
     checkpoints.wait()
+    if reached < steps:
+      raise Stopped(
+        f"asked to stop: step {reached} of {steps} is saved; the same command goes on from there"
+      )
+  return state
+
+
+def follow(
+  loop: Loop, hooks: tuple[Hook, ...], state: TrainState, steps: range, stop: StopSignal
+) -> TrainState:
+  """Takes the steps, each followed by the hooks, until it is asked to stop."""
+  for step in steps:
+    state = loop.step(state, step)
+    for hook in hooks:
+      hook.after_step(step + 1, state)
+    if stop.received:
+      break
   return state
 
 

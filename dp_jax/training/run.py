@@ -1,9 +1,12 @@
 """`train`: one run from a configuration to what it leaves behind."""
 
+import contextlib
 import dataclasses
+import errno
 import json
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +101,7 @@ def train(
     _log.warning("warning: %s", warning)
   fixed_key = None if test_key_file is None else MasterKey.from_file(test_key_file)
   folder = WorkDir(workdir)
-  with folder.open(config.to_dict()):
+  with folder.open(config.to_dict()), _full_disk_is_told(workdir):
     if not folder.result.exists():
       checkpoints = Checkpoints(
         folder.checkpoints, config.checkpoint.keep, run.fingerprint(), config.checkpoint.best_metric
@@ -143,6 +146,20 @@ def _solve(
   checkpoints.save(run.mechanism.steps, state, key)
   checkpoints.wait()
   return state
+
+
+@contextlib.contextmanager
+def _full_disk_is_told(workdir: Path) -> Iterator[None]:
+  """Every file is written whole or not at all, or appended to: nothing is lost when one fails."""
+  try:
+    yield
+  except OSError as error:
+    if error.errno != errno.ENOSPC:
+      raise
+    raise OSError(
+      f"the disk of {str(workdir)!r} is full; what was saved is intact: make room and give the same"
+      " command again."
+    ) from error
 
 
 def _complete(

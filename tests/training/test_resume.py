@@ -2,13 +2,12 @@
 
 import json
 import shutil
-import signal
 import time
 
 import jax
 import numpy as np
 import pytest
-from support import STEPS, finish, flags_of, key_file, lines, small_config, start
+from support import STEPS, key_file, lines, small_config
 
 from dp_jax.training import loop
 from dp_jax.training.run import train
@@ -49,30 +48,6 @@ def crashed(tmp_path_factory):
 @pytest.fixture
 def copy(crashed, tmp_path):
   return shutil.copytree(crashed, tmp_path / "run")
-
-
-def test_sigkill_at_half_and_the_same_command_again(tmp_path):
-  """As a user would see it: three processes, one of them killed, and equal parameters."""
-  config = small_config(train__steps=30, checkpoint__every=4)
-  flags = [*flags_of(config), f"--test_key_file={key_file(tmp_path)}", "--json"]
-  whole = start("train", *flags, f"--workdir={tmp_path / 'whole'}")
-  killed = start("train", *flags, f"--workdir={tmp_path / 'killed'}")
-  log = tmp_path / "killed" / "private" / "training.jsonl"
-  while killed.poll() is None and not (log.exists() and log.read_text().count("\n") >= 15):
-    time.sleep(0.002)
-  killed.send_signal(signal.SIGKILL)
-  assert finish(killed)[0] == -signal.SIGKILL
-  assert not (tmp_path / "killed" / "release").exists()
-  code, out, err = finish(start("train", *flags, f"--workdir={tmp_path / 'killed'}"))
-  assert code == 0, err
-  assert "resuming after step" in err
-  result = json.loads(out.splitlines()[-1])
-  assert result["steps"] == 30
-  code, _, err = finish(whole)
-  assert code == 0, err
-  assert (tmp_path / "whole" / STATE).read_bytes() == (tmp_path / "killed" / STATE).read_bytes()
-  logged = [entry["step"] for entry in lines(log)]
-  assert logged == list(range(1, 31))
 
 
 def test_a_crash_between_checkpoints_changes_nothing(undisturbed, copy, tmp_path):
