@@ -282,14 +282,18 @@ def open_source(
       raise ValueError("the source csv needs a TableSpec")
     image_decoder = None
     if table.image_column is not None:
-      image_decoder = images.ImageDecoder(_image_shape(input_shape), resize, crop_fraction)
+      image_decoder = images.ImageDecoder(
+        _image_shape(input_shape), resize, crop_fraction, interpolation
+      )
     source = csv_source.open_csv(path, split, table, image_decoder)
   elif name == "hf":
     from dp_jax.data import hf_source, images
 
     image_decoder = None
     if input_shape is not None and len(input_shape) == 3:
-      image_decoder = images.ImageDecoder(_image_shape(input_shape), resize, crop_fraction)
+      image_decoder = images.ImageDecoder(
+        _image_shape(input_shape), resize, crop_fraction, interpolation
+      )
     source = hf_source.HfSource(
       path, split, decoder=image_decoder, input_column=input_column, label_column=label_column
     )

@@ -248,3 +248,15 @@ def test_without_labels_there_need_be_no_label_column(tmp_path):
   several = dataclasses.replace(spec, label_columns=("a", "b"), class_names=())
   source = open_text(tmp_path, "age,bp\n50,100\n", several)
   np.testing.assert_array_equal(source[0]["label"], [-1, -1])
+
+
+def test_images_are_decoded_as_declared(tmp_path):
+  """resize, crop_fraction and interpolation reach the decoder."""
+  pixels = np.random.default_rng(0).integers(0, 255, (9, 12), np.uint8)
+  Image.fromarray(pixels).save(tmp_path / "a.png")
+  spec = TableSpec(("ill",), ("no", "yes"), image_column="file")
+  kinds = ({}, {"resize": "stretch"}, {"crop_fraction": 0.5}, {"interpolation": "bicubic"})
+  text = "file,ill\na.png,no\n"
+  seen = [open_text(tmp_path, text, spec, input_shape=(6, 6, 1), **options) for options in kinds]
+  assert len({source[0]["inputs"].tobytes() for source in seen}) == 4
+  assert len({source.fingerprint() for source in seen}) == 4
