@@ -23,6 +23,7 @@ def small_config(**changes: Any) -> Config:
     "privacy": {"epsilon": 4.0, "delta": 1e-3, "sampling_rate": 0.3},
     "train": {"steps": STEPS, "learning_rate": 0.1, "microbatch_size": 32, "ema": 0.5},
     "checkpoint": {"every": 2},
+    "mesh": "data:1",  # of the eight virtual devices
   }
   for name, value in changes.items():
     section, _, key = name.partition("__")

@@ -23,14 +23,41 @@ def _define_train(values: flags.FlagValues) -> None:
   flags.DEFINE_float("ledger_epsilon", None, "budget of a new --ledger", flag_values=values)
   flags.DEFINE_float("ledger_delta", None, "budget of a new --ledger", flag_values=values)
   flags.DEFINE_bool("json", False, "last line: one JSON object", flag_values=values)
+  _define_hosts(values)
+
+
+def _define_hosts(values: flags.FlagValues) -> None:
+  """Flags of a run of several processes, one a host."""
+  flags.DEFINE_bool(
+    "distributed", False, "join the other hosts of SLURM, Cloud TPU or TPUs on GKE",
+    flag_values=values,
+  )  # fmt: skip
+  flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0", flag_values=values)
+  flags.DEFINE_integer("num_processes", None, "how many there are", flag_values=values)
+  flags.DEFINE_integer("process_id", None, "which one this is, from 0", flag_values=values)
+  flags.DEFINE_integer(
+    "heartbeat_seconds", 30, "how long a host may be silent before all stop", flag_values=values
+  )
+
+
+def _join(values: flags.FlagValues) -> None:
+  """Joins the other processes, if there are any."""
+  names = ("coordinator", "num_processes", "process_id")
+  given = {name: values[name].value for name in names}
+  if values["distributed"].value or any(value is not None for value in given.values()):
+    from dp_jax.training.distributed import Hosts, join
+
+    join(Hosts(**given, heartbeat_seconds=int(values["heartbeat_seconds"].value or 0)))
 
 
 def _train(values: flags.FlagValues, arguments: list[str]) -> int:
+  from dp_jax.training.distributed import is_first, together
   from dp_jax.training.run import train
 
   if arguments or not values["workdir"].value:
     raise ValueError(f"give --workdir=DIR and no arguments (got {arguments}).")
-  config = config_of(values)
+  _join(values)
+  config = together(lambda: config_of(values))
   result = train(
     config,
     Path(values["workdir"].value),
@@ -38,9 +65,10 @@ def _train(values: flags.FlagValues, arguments: list[str]) -> int:
     ledger_file=_path(values, "ledger"),
     ledger_budget=_budget(values, config),
   )
-  print(result.summary())
-  if values["json"].value:
-    print(json.dumps(result.to_dict()))
+  if is_first():
+    print(result.summary())
+    if values["json"].value:
+      print(json.dumps(result.to_dict()))
   return 0
 
 

@@ -70,7 +70,11 @@ def _sum_leaf(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     return x[0], jnp.zeros_like(x[0])
   half = -(-x.shape[0] // 2)
   x = _pad_first_axis(x, 2 * half)
-  total, error = two_sum(x[:half], x[half:])
+  return sum_pairs(*two_sum(x[:half], x[half:]))
+
+
+def sum_pairs(total: jax.Array, error: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Sums pairs of float32[B, ...] over their first axis into one pair of float32[...]."""
   while total.shape[0] > 1:
     half = -(-total.shape[0] // 2)
     total, error = _pad_first_axis(total, 2 * half), _pad_first_axis(error, 2 * half)

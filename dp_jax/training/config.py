@@ -159,7 +159,14 @@ class CheckpointConfig:
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """A run. `seed` initialises the model only; it has no part in sampling or noise."""
+  """A run.
+
+  Attributes:
+    mesh: how the devices share the work, "data:4,fsdp:2": units are spread over all of them, and
+      parameters cut along fsdp. -1 stands for the devices that are left. It changes no result but
+      by rounding.
+    seed: initialises the model only; it has no part in sampling or noise.
+  """
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
@@ -168,6 +175,7 @@ class Config:
   solver: SolverConfig = dataclasses.field(default_factory=SolverConfig)
   eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
   checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+  mesh: str = "data:-1"
   seed: int = 0
 
   @classmethod

@@ -46,9 +46,8 @@ def flops_per_unit(run: Run) -> float | None:
 
 def units_per_second_at_peak(run: Run) -> float | None:
   """Units a second that would keep all devices at their peak; None where that is not known."""
-  devices = jax.devices()
-  peak = peak_flops(devices[0].device_kind)
+  peak = peak_flops(run.mesh.devices.flat[0].device_kind)
   if peak is None:
     return None
   flops = flops_per_unit(run)
-  return None if flops is None else peak * len(devices) / flops
+  return None if flops is None else peak * run.mesh.size / flops

@@ -11,6 +11,7 @@ from dp_jax.gradients.engines import ClipAux
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.training.checkpoint import Checkpoints
+from dp_jax.training.mesh import own_rows
 from dp_jax.training.prepare import Run
 from dp_jax.training.progress import Progress
 from dp_jax.training.step import TrainState
@@ -41,7 +42,9 @@ class PrivateLog:
   """Training losses and norms of each step: not covered by the guarantee, so under private/ only.
 
   A step's line is written when the next one is under way: until then its values are on the device,
-  and asking for them would stop the host. So the host is at most one step ahead.
+  and asking for them would stop the host. So the host is at most one step ahead. Of several hosts,
+  the one that writes tells of its own share of the units: to gather the others' at each step would
+  make all wait.
 
   Args:
     path: of the JSON lines.
@@ -80,7 +83,7 @@ class PrivateLog:
         self._board.scalars(entry["step"], "train", entry)
 
   def _entry(self, seen: _Seen) -> dict[str, Any]:
-    pieces = jax.device_get(seen.pieces)
+    pieces = own_rows(seen.pieces)
     norms = np.concatenate([aux.norms[mask] for aux, mask in pieces] or [np.zeros(0)])
     losses = np.concatenate([aux.losses[mask] for aux, mask in pieces] or [np.zeros(0)])
     entry: dict[str, Any] = {"step": seen.step, "units": seen.num_units}

@@ -17,12 +17,16 @@ from dp_jax.gradients.keys import step_key
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.samplers import Sampler
 from dp_jax.solvers.closed_form import ZeroHead
+from dp_jax.training.agreement import agree_on_draws
 from dp_jax.training.checkpoint import Checkpoints
+from dp_jax.training.collectives import spread
+from dp_jax.training.distributed import from_first, gather, is_first, on_first
 from dp_jax.training.engine_check import choose_engine
 from dp_jax.training.flops import units_per_second_at_peak
 from dp_jax.training.held_out import keep_step
 from dp_jax.training.hooks import Hook, PrivateLog, Saving, Shown
 from dp_jax.training.keys import for_environment
+from dp_jax.training.mesh import Feed, describe, own_rows, place, put_key, shared_predict, to_host
 from dp_jax.training.prepare import Run, environment
 from dp_jax.training.progress import Progress
 from dp_jax.training.step import StepFunctions, TrainState, build_step
@@ -30,6 +34,9 @@ from dp_jax.training.stopping import Stopped, StopSignal, listening
 from dp_jax.training.tensorboard import Board
 from dp_jax.training.workdir import WorkDir, append_line
 from dp_jax.training.zero_head import head_at_zero, sum_at_zero
+
+# How many microbatches may be on the devices at a time: one at work, and the next.
+_AHEAD = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +49,7 @@ class Loop:
     sampler: of the mechanism; there is no other source of indices.
     functions: the compiled step.
     log: takes what the steps saw.
+    feed: puts microbatches on the devices.
     pipeline: loads the microbatches ahead; None loads each when it is needed.
     zero_head: serves the first step in place of `functions.accumulate`, where it can.
   """
@@ -51,6 +59,7 @@ class Loop:
   sampler: Sampler
   functions: StepFunctions
   log: PrivateLog
+  feed: Feed
   pipeline: Pipeline | None = None
   zero_head: ZeroHead | None = None
 
@@ -63,11 +72,13 @@ class Loop:
     """
     with jax.transfer_guard("disallow"):
       indices = self.sampler.indices(step)
-      unit_key, noise_key = (step_key(self.key, purpose, step) for purpose in ("unit", "noise"))
+      unit_key, noise_key = (
+        put_key(step_key(self.key, purpose, step), self.run.mesh) for purpose in ("unit", "noise")
+      )
       pieces = self._microbatches(indices)
       if step == 0 and self.zero_head is not None:
         total, seen = sum_at_zero(self.run, self.zero_head, indices)
-        state = self.functions.finish(state, total, noise_key)
+        state = self.functions.finish(state, spread(total, self.run.mesh), noise_key)
       elif self._is_one_piece(len(indices)):
         ((units, mask, ids),) = pieces
         state, aux = self.functions.whole(
@@ -88,6 +99,9 @@ class Loop:
         state.params, self.run.frozen, total, units, mask, ids, unit_key
       )
       seen.append((aux, mask))
+      if len(seen) > _AHEAD:
+        # Waits for the device: units that are handed over faster than they are used would pile up.
+        seen[-1 - _AHEAD] = own_rows(seen[-1 - _AHEAD])
     return self.functions.finish(state, total, noise_key), seen
 
   def _is_one_piece(self, size: int) -> bool:
@@ -95,22 +109,21 @@ class Loop:
 
     Not where that is the exception, at a run's expected batch size: compiling costs more.
     """
-    most = self.run.config.train.microbatch_size
+    most = self.feed.size
     return 0 < size <= most and self.run.expected_batch_size <= most
 
   def _microbatches(self, indices: np.ndarray) -> Iterator[Microbatch]:
-    """Cuts a batch into padded pieces of one shape, on the device."""
-    size = self.run.config.train.microbatch_size
-    for part in cut(indices, size):
+    """Cuts a batch into padded pieces of one shape, on the devices."""
+    for part in cut(indices, self.feed.size):
       if self.pipeline is None:
-        yield put(load_microbatch(self.run.loader, part, size))
+        yield self.feed.put(load_microbatch(self.run.loader, part, self.feed.size, self.feed.rows))
       else:
         yield self.pipeline.take(part)
 
   @contextlib.contextmanager
   def loading_ahead(self, steps: range) -> Iterator["Loop"]:
     """The same loop, with the microbatches of these steps loaded by threads."""
-    data = self.run.config.data
+    data, feed = self.run.config.data, self.feed
     workers = default_workers(self.run.loader.source_info) if data.workers is None else data.workers
     if self.zero_head is not None:  # which reads what it needs
       steps = range(max(steps.start, 1), steps.stop)
@@ -118,8 +131,8 @@ class Loop:
       yield self
       return
     pipeline = Pipeline(
-      self.run.loader, self.sampler.indices, steps, self.run.config.train.microbatch_size,
-      workers=workers, prefetch=data.prefetch or workers + 2, put=put,
+      self.run.loader, self.sampler.indices, steps, feed.size, workers=workers,
+      prefetch=data.prefetch or workers + 2, rows=feed.rows, put=feed.put,
     )  # fmt: skip
     with pipeline:
       yield dataclasses.replace(self, pipeline=pipeline)
@@ -153,10 +166,12 @@ def run_steps(
   with contextlib.ExitStack() as stack:
     stop = stack.enter_context(listening())
     board = stack.enter_context(_board(run, workdir, done))
-    loop = stack.enter_context(_loop(run, workdir, key, board).loading_ahead(range(done, steps)))
+    loop = _loop(run, workdir, key, board)
+    agree_on_draws(loop.key, loop.sampler, done, steps)
+    loop = stack.enter_context(loop.loading_ahead(range(done, steps)))
     bar = Progress(
       steps, done, run.expected_batch_size, label,
-      peak=units_per_second_at_peak(run), enabled=progress,
+      peak=units_per_second_at_peak(run), enabled=progress and is_first(),
     )  # fmt: skip
     saving = Saving(checkpoints, key, loop.log, run)
     # Saving last: whoever goes on from a checkpoint has all that the other hooks made of its step.
@@ -184,14 +199,9 @@ def follow(
     state = loop.step(state, step)
     for hook in hooks:
       hook.after_step(step + 1, state)
-    if stop.received:
+    if stop.asked_at(step + 1):
       break
   return state
-
-
-def put(microbatch: Microbatch) -> Microbatch:
-  """Sends a microbatch to the device."""
-  return jax.device_put(microbatch)
 
 
 class Evaluation:
@@ -226,7 +236,8 @@ class Evaluation:
     if self._board is not None:
       self._board.scalars(step, "eval", metrics)
     if self._run.privacy is None:
-      keep_step(self._run, self._workdir, step, state, held_out.table)
+      whole = state._replace(average=to_host(state.average))
+      on_first(lambda: keep_step(self._run, self._workdir, step, whole, held_out.table))
 
   def close(self) -> None:
     """Nothing is held."""
@@ -234,10 +245,9 @@ class Evaluation:
 
 def evaluate_state(run: Run, state: TrainState) -> HeldOut | HeldOutLabels:
   """Evaluates the moving average on the evaluation split."""
-  predict = jax.jit(run.released.predict)
-  arrays = {**state.average, **run.frozen}
+  arrays = {**state.average, **place(run.frozen, run.mesh)}
   return evaluate(
-    lambda inputs: predict(arrays, inputs),
+    shared_predict(run.released.predict, arrays, run.mesh),
     run.eval_loader,
     run.task.spec.num_classes,
     run.config.eval.microbatch_size,
@@ -263,7 +273,7 @@ def _loop(run: Run, workdir: WorkDir, key: MasterKey, board: Board | None = None
     stddev=run.mechanism.stddev if private else 0.0,
     expected_batch_size=run.expected_batch_size,
     ema=run.config.train.ema,
-    engine="auto" if only_zero else choose_engine(run),
+    engine="auto" if only_zero else from_first(choose_engine(run)),
     clipping=run.config.privacy.clipping,
     memory_budget=run.config.train.memory_budget,
     plain_units=(
@@ -271,17 +281,21 @@ def _loop(run: Run, workdir: WorkDir, key: MasterKey, board: Board | None = None
       if run.mechanism.adjacency == "add_or_remove_one"
       else None
     ),
+    mesh=run.mesh,
   )
-  here = for_environment(key, environment())
+  environments = "; ".join(sorted(set(gather(environment()))))
+  here = for_environment(key, f"{environments}, {describe(run.mesh)}")
   sampler = run.mechanism.sampler(here, run.loader.num_units)
+  placed = dataclasses.replace(run, frozen=place(run.frozen, run.mesh))
+  feed = Feed(run.mesh, run.config.train.microbatch_size)
   log = PrivateLog(workdir.training_log, run, board)
-  return Loop(run, here, sampler, functions, log, zero_head=zero_head)
+  return Loop(placed, here, sampler, functions, log, feed, zero_head=zero_head)
 
 
 @contextlib.contextmanager
 def _board(run: Run, workdir: WorkDir, done: int) -> Iterator[Board | None]:
   """The event files of the run, if it is to have any."""
-  if not run.config.train.tensorboard:
+  if not run.config.train.tensorboard or not is_first():
     yield None
     return
   board = Board(workdir.tensorboard(run.config.data.declared), done)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
 from dp_jax.data.records import RecordSpec, check_records
 from dp_jax.data.source import Source
@@ -39,6 +40,7 @@ from dp_jax.training.data import (
   units_digest,
 )
 from dp_jax.training.data_config import DataConfig
+from dp_jax.training.mesh import build_mesh, one_device
 from dp_jax.training.selection import check_selection
 from dp_jax.training.solving import Solving, make_solving, model_sizes
 from dp_jax.training.target import make_mechanism, make_spec
@@ -59,6 +61,7 @@ class Run:
 
   Attributes:
     config: the configuration.
+    mesh: the devices of the run.
     task: the loss of a unit as it is, computed as train.compute_dtype says.
     views: what a step sees of each record; evaluation sees the record itself.
     released: the predictions of the released model, computed in float32.
@@ -79,6 +82,7 @@ class Run:
   """
 
   config: Config
+  mesh: Mesh
   task: Classification
   views: Views
   released: Classification
@@ -146,6 +150,8 @@ def prepare(config: Config) -> Run:
   """
   if config.train.tensorboard:
     tensorboard.check_available()
+  # A solver is one pass on one device.
+  mesh = build_mesh(config.mesh) if config.solver.method == "none" else one_device()
   data = config.data
   source = open_split(config, data.train_split)
   eval_source = open_split(config, data.eval_split, class_names=source.info.class_names or None)
@@ -181,7 +187,7 @@ def prepare(config: Config) -> Run:
     *_warnings(privacy, mechanism, divisor), *split_warnings(config, source, eval_source)
   )  # fmt: skip
   return Run(
-    config, task, views, released, params, frozen, loader, eval_loader, privacy, mechanism,
+    config, mesh, task, views, released, params, frozen, loader, eval_loader, privacy, mechanism,
     _optimizer(config.train, mechanism.steps) if solving is None else optax.identity(), divisor,
     weights_digest, _weights_warnings(config), source.fingerprint(), units_digest(data),
     {**_public_facts(spec, assumed), **data_facts(config, loader)}, warnings,

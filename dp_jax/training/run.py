@@ -8,26 +8,39 @@ import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from dp_jax.evaluation.classification import HeldOut
+from dp_jax.evaluation.multilabel import HeldOutLabels
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report.atomic import write_text
 from dp_jax.report.html import render_report
 from dp_jax.report.statement import PLAIN_STATEMENT, statement
+from dp_jax.training.agreement import agree_on_run, check_shared
 from dp_jax.training.budget import reserve
 from dp_jax.training.checkpoint import Checkpoints, delete_keys
 from dp_jax.training.config import Config
+from dp_jax.training.distributed import (
+  from_first,
+  gather,
+  is_first,
+  on_first,
+  share_key,
+  stopping_all,
+  together,
+)
 from dp_jax.training.held_out import write_predictions
 from dp_jax.training.keys import for_environment
 from dp_jax.training.loop import evaluate_state, log_metrics, run_steps
+from dp_jax.training.mesh import to_host
 from dp_jax.training.prepare import Run, environment, prepare
 from dp_jax.training.release import complete_release, write_parameters
 from dp_jax.training.solving import Solving, solve_state
 from dp_jax.training.start import begin
 from dp_jax.training.step import TrainState
-from dp_jax.training.workdir import WorkDir
+from dp_jax.training.workdir import WorkDir, owner_only
 
 _log = logging.getLogger(__name__)
 
@@ -96,37 +109,46 @@ def train(
     Stopped: on SIGTERM, with a checkpoint from which the same call goes on.
   """
   start = time.monotonic()
-  run = prepare(config)
+  run = together(lambda: prepare(config))
   for warning in run.warnings:
     _log.warning("warning: %s", warning)
-  fixed_key = None if test_key_file is None else MasterKey.from_file(test_key_file)
+  fixed_key = together(
+    lambda: None if test_key_file is None else MasterKey.from_file(test_key_file)
+  )
+  agree_on_run(run, fixed_key)
   folder = WorkDir(workdir)
-  with folder.open(config.to_dict()), _full_disk_is_told(workdir):
-    if not folder.result.exists():
+  with contextlib.ExitStack() as stack:
+    on_first(lambda: stack.enter_context(folder.open(config.to_dict())))
+    stack.enter_context(owner_only())
+    stack.enter_context(_full_disk_is_told(workdir))
+    check_shared(folder)
+    if not from_first(folder.result.exists()):
       checkpoints = Checkpoints(
         folder.checkpoints, config.checkpoint.keep, run.fingerprint(), config.checkpoint.best_metric
       )
       try:
-        begun, ledger = begin(
-          run, folder, checkpoints,
-          new_key=lambda: fixed_key or MasterKey.from_os(),
-          reserve=lambda digest: reserve(run, folder, digest, ledger_file, ledger_budget),
-        )  # fmt: skip
-        state = begun.state
-        if begun.key is not None:
-          if run.solving is None:
-            state = run_steps(
-              run, folder, checkpoints, state, begun.key, progress=progress, label=label
-            )
-          else:
-            state = _solve(run, run.solving, checkpoints, state, begun.key)
-        state = checkpoints.best(state)
+        with stopping_all():
+          begun, ledger = begin(
+            run, folder, checkpoints,
+            new_key=lambda: fixed_key or share_key(MasterKey.from_os),
+            reserve=lambda digest: reserve(run, folder, digest, ledger_file, ledger_budget),
+          )  # fmt: skip
+          state = begun.state
+          if begun.key is not None:
+            if run.solving is None:
+              state = run_steps(
+                run, folder, checkpoints, state, begun.key, progress=progress, label=label
+              )
+            else:
+              state = _solve(run, run.solving, checkpoints, state, begun.key)
+          state = checkpoints.best(state)
       finally:
         checkpoints.close()
       # Before anything is released: with a key, the noise could be taken away.
-      delete_keys(folder.checkpoints)
-      _complete(run, folder, state, begun.test_key, ledger, start)
-    return Result(**json.loads(folder.result.read_text()))
+      on_first(lambda: delete_keys(folder.checkpoints))
+      with stopping_all():
+        _complete(run, folder, state, begun.test_key, ledger, start)
+    return Result(**from_first(json.loads(folder.result.read_text()) if is_first() else None))
 
 
 def _solve(
@@ -163,17 +185,32 @@ def _full_disk_is_told(workdir: Path) -> Iterator[None]:
 
 
 def _complete(
-  run: Run, folder: WorkDir, state: TrainState, test_key: bool, ledger: Ledger, start: float
+  run: Run, folder: WorkDir, state: TrainState, test_key: bool, ledger: Ledger | None, start: float
 ) -> None:
   """Writes everything that a run leaves; the result last, since it marks completion.
 
   What the guarantee covers comes first: nothing about the evaluation data can stop it.
   """
-  write_parameters(run, folder, state, test_key, ledger)
+  whole = state._replace(average=to_host(state.average))
+  # The first host has a ledger.
+  on_first(lambda: write_parameters(run, folder, whole, test_key, cast(Ledger, ledger)))
   evaluation = evaluate_state(run, state)
+  bad_records = _bad_records(run)
+  on_first(lambda: _write_result(run, folder, int(state.step), evaluation, bad_records, start))
+
+
+def _write_result(
+  run: Run,
+  folder: WorkDir,
+  steps: int,
+  evaluation: HeldOut | HeldOutLabels,
+  bad_records: dict[str, dict[str, str]],
+  start: float,
+) -> None:
   log_metrics(run, folder, run.mechanism.steps, evaluation.details(), final=True)
   write_predictions(run, folder, evaluation.table)
-  _note_bad_records(run, folder)
+  if any(bad_records.values()):  # which they were is not public
+    write_text(folder.private / "bad_records.json", json.dumps(bad_records, indent=2) + "\n")
   data = run.config.data
   public = data.declared == "public"
   metrics = {data.eval_split: evaluation.scalars()} if public else {}
@@ -183,7 +220,7 @@ def _complete(
     epsilon=None if record is None else record["epsilon"],
     delta=None if record is None else record["delta"],
     metrics=metrics,
-    steps=int(state.step),
+    steps=steps,
     wall_seconds=round(time.monotonic() - start, 3),
     workdir=str(folder.path),
     statement=PLAIN_STATEMENT if record is None else statement(record),
@@ -191,11 +228,14 @@ def _complete(
   write_text(folder.result, json.dumps(dataclasses.asdict(result)) + "\n")
 
 
-def _note_bad_records(run: Run, folder: WorkDir) -> None:
-  """Malformed records had zero weight; which they were is not public."""
-  notes = {
+def _bad_records(run: Run) -> dict[str, dict[str, str]]:
+  """Malformed records that any host met, by split and index; they had zero weight."""
+  mine = {
     split: {str(index): problem for index, problem in loader.bad_records.items()}
     for split, loader in (("train", run.loader), ("eval", run.eval_loader))
   }
-  if any(notes.values()):
-    write_text(folder.private / "bad_records.json", json.dumps(notes, indent=2) + "\n")
+  found: dict[str, dict[str, str]] = {split: {} for split in mine}
+  for text in gather(json.dumps(mine)):
+    for split, problems in json.loads(text).items():
+      found[split].update(problems)
+  return found

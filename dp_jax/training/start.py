@@ -1,11 +1,13 @@
 """Where a run begins: at step 0 with a fresh key, or at its latest checkpoint."""
 
+import functools
 import logging
 from collections.abc import Callable
 
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.training.checkpoint import Checkpoints, Restored
+from dp_jax.training.distributed import from_first, on_first
 from dp_jax.training.prepare import Run
 from dp_jax.training.step import init_state
 from dp_jax.training.workdir import WorkDir, cut_log
@@ -19,7 +21,7 @@ def begin(
   checkpoints: Checkpoints,
   new_key: Callable[[], MasterKey],
   reserve: Callable[[str], Ledger],
-) -> tuple[Restored, Ledger]:
+) -> tuple[Restored, Ledger | None]:
   """Restores or makes the state, and reserves the budget.
 
   The key is on disk before the budget is reserved, and both before step 0: a restart at any moment
@@ -37,16 +39,16 @@ def begin(
     ValueError: if the checkpoints are of another run, or are gone while the run has released or
       reserved something, or the budget does not allow the run.
   """
-  state = init_state(run.params, run.optimizer)
+  state = init_state(run.params, run.optimizer, run.mesh)
   if checkpoints.latest() is not None:
     begun = checkpoints.restore(state)
     done = int(begun.state.step)
     if begun.key is None and done < run.mechanism.steps:
       raise ValueError(f"the keys of this run are gone at step {done}; use a new workdir.")
     _log.info("resuming after step %d", done)
-    ledger = reserve(begun.key_digest)
+    ledger = on_first(lambda: reserve(begun.key_digest))
   else:
-    if folder.release.exists() or folder.ledger.exists():
+    if from_first(folder.release.exists() or folder.ledger.exists()):
       raise ValueError(
         f"the checkpoints in {str(folder.checkpoints)!r} are gone, but the run has begun: another"
         " pass over the data would release more than its statement says. Use a new workdir."
@@ -56,16 +58,16 @@ def begin(
     checkpoints.save(0, state, key)
     checkpoints.wait()
     ledger = _reserve_or_discard(reserve, key.digest(), checkpoints)
-  cut_log(folder.training_log, int(begun.state.step))
-  cut_log(folder.metrics_log(run.config.data.declared), int(begun.state.step))
+  for log in (folder.training_log, folder.metrics_log(run.config.data.declared)):
+    on_first(functools.partial(cut_log, log, int(begun.state.step)))
   return begun, ledger
 
 
 def _reserve_or_discard(
   reserve: Callable[[str], Ledger], key_digest: str, checkpoints: Checkpoints
-) -> Ledger:
+) -> Ledger | None:
   try:
-    return reserve(key_digest)
+    return on_first(lambda: reserve(key_digest))
   except ValueError:
     checkpoints.discard()
     raise

@@ -1,8 +1,10 @@
 """One step of training: `accumulate` for each microbatch, then `finish`, also on an empty batch.
 
-Where one microbatch holds the whole batch, `whole` does both in one call.
+Where one microbatch holds the whole batch, `whole` does both in one call. Units are spread over the
+devices of a mesh; what these say to each other is in `collectives.py`.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,6 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.clipping import MEMORY_BUDGET, clipped_grad
@@ -18,6 +22,8 @@ from dp_jax.gradients.engines import ClipAux, LossFn
 from dp_jax.gradients.noise import add_noise
 from dp_jax.gradients.optimizers import update_average
 from dp_jax.gradients.styles import StyleName
+from dp_jax.training import collectives
+from dp_jax.training.mesh import AXES, FSDP, one_device, place, shardings_of, specs_of
 
 PyTree = Any
 
@@ -42,7 +48,7 @@ class StepFunctions(NamedTuple):
   """The two compiled halves of a step, and both in one.
 
   Attributes:
-    zeros: (params) -> total, the sum of no units.
+    zeros: (params) -> total, the sum of no units; each device has one of its own.
     accumulate: (params, frozen, total, units, mask, unit_ids, key) -> (total, ClipAux). `total`
       is donated. The key is that of the step; each unit's own is folded in from its index, so
       that it does not depend on the microbatch that the unit lands in.
@@ -57,11 +63,14 @@ class StepFunctions(NamedTuple):
   whole: Callable[..., tuple[TrainState, ClipAux]]
 
 
-def init_state(params: PyTree, optimizer: optax.GradientTransformation) -> TrainState:
-  """The state before step 0. The arrays are copied: a step donates them."""
+def init_state(
+  params: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh | None = None
+) -> TrainState:
+  """The state before step 0, on a mesh. The arrays are copied: a step donates them."""
   params = jax.tree.map(jnp.array, params)
   average = jax.tree.map(jnp.array, params)
-  return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), average)
+  state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), average)
+  return state if mesh is None else place(state, mesh)
 
 
 def build_step(
@@ -76,6 +85,7 @@ def build_step(
   clipping: StyleName = "flat",
   memory_budget: int = MEMORY_BUDGET,
   plain_units: int | None = None,
+  mesh: Mesh | None = None,
 ) -> StepFunctions:
   """Compiles the two halves of a step, and both in one.
 
@@ -92,52 +102,102 @@ def build_step(
     memory_budget: of clipped_grad.
     plain_units: the most units that one product may add; None where neighbours keep every unit in
       its place, else `plain_units_under_removal`.
+    mesh: the devices; None takes one. The number of units of a call must divide by its size.
 
   Raises:
     ValueError: if only one of clipping and noise is left out.
   """
   if (clip_norm is None) != (stddev == 0):
     raise ValueError(f"clip_norm={clip_norm!r} and stddev={stddev!r}: set both, or neither.")
+  step = _Step(
+    loss, optimizer, clip_norm, stddev, expected_batch_size, ema, engine, clipping, memory_budget,
+    plain_units, one_device() if mesh is None else mesh,
+  )  # fmt: skip
+  return StepFunctions(
+    jax.jit(step.zeros),
+    jax.jit(step.accumulate, donate_argnums=2),
+    jax.jit(step.finish, donate_argnums=0),
+    jax.jit(step.whole, donate_argnums=0),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Step:
+  """What `build_step` compiles; the arguments are its own."""
+
+  loss: Callable[..., jax.Array]
+  optimizer: optax.GradientTransformation
+  clip_norm: float | None
+  stddev: float
+  expected_batch_size: float
+  ema: float
+  engine: Any
+  clipping: StyleName
+  memory_budget: int
+  plain_units: int | None
+  mesh: Mesh
+
+  def zeros(self, params: PyTree) -> Compensated:
+    return collectives.spread_zeros(params, self.mesh)
 
   def accumulate(
-    params: PyTree, frozen: PyTree, total: Compensated, units: PyTree, mask: jax.Array,
+    self, params: PyTree, frozen: PyTree, total: Compensated, units: PyTree, mask: jax.Array,
     unit_ids: jax.Array, key: jax.Array,
   ) -> tuple[Compensated, ClipAux]:  # fmt: skip
-    loss_fn = functools.partial(loss, frozen)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, unit_ids)
-    if clip_norm is None:
-      part, aux = _plain_sum(loss_fn, params, units, mask, keys)
-    else:
-      grad_fn = clipped_grad(
-        loss_fn, clip_norm, engine=engine, clipping=clipping, microbatch_size=plain_units,
-        compensated=True, memory_budget=memory_budget,
-      )  # fmt: skip
-      part, aux = grad_fn(params, units, mask, keys)
-    return pairs.add(total, part), aux
+    fsdp = self.mesh.shape[FSDP]
 
-  def finish(state: TrainState, total: Compensated, key: jax.Array) -> TrainState:
-    noised = pairs.collapse(total) if clip_norm is None else add_noise(total, stddev, key)
-    mean = jax.tree.map(lambda x: x / expected_batch_size, noised)
-    updates, opt_state = optimizer.update(mean, state.opt_state, state.params)
+    def on_each_device(pieces: Any, total: Compensated, some: Any, key: jax.Array) -> Any:
+      mine, others = collectives.whole(pieces, (params, frozen), fsdp)
+      units, mask, unit_ids = some
+      part, aux = self._sum(mine, others, units, mask, unit_ids, key)
+      part = collectives.scattered(part, fsdp)
+      added = pairs.add(jax.tree.map(lambda x: x[0], total), part)
+      return jax.tree.map(lambda x: x[None], added), aux
+
+    spread = collectives.spread_specs(params, self.mesh)
+    sums = Compensated(spread, spread)
+    arrays = specs_of((params, frozen), self.mesh)
+    return jax.shard_map(
+      on_each_device, mesh=self.mesh, in_specs=(arrays, sums, P(AXES), P()),
+      out_specs=(sums, P(AXES)), check_vma=False,
+    )((params, frozen), total, (units, mask, unit_ids), key)  # fmt: skip
+
+  def _sum(
+    self, params: PyTree, frozen: PyTree, units: PyTree, mask: jax.Array, unit_ids: jax.Array,
+    key: jax.Array,
+  ) -> tuple[Compensated, ClipAux]:  # fmt: skip
+    """Of the units of one device."""
+    loss_fn = functools.partial(self.loss, frozen)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, unit_ids)
+    if self.clip_norm is None:
+      return _plain_sum(loss_fn, params, units, mask, keys)
+    grad_fn = clipped_grad(
+      loss_fn, self.clip_norm, engine=self.engine, clipping=self.clipping,
+      microbatch_size=self.plain_units, compensated=True, memory_budget=self.memory_budget,
+    )  # fmt: skip
+    return grad_fn(params, units, mask, keys)
+
+  def finish(self, state: TrainState, total: Compensated, key: jax.Array) -> TrainState:
+    pair = collectives.combined(total, state.params, self.mesh, self.clip_norm)
+    if self.clip_norm is None:
+      noised = pairs.collapse(pair)
+    else:
+      noised = add_noise(pair, self.stddev, key)
+    mean = jax.tree.map(lambda x: x / self.expected_batch_size, noised)
+    updates, opt_state = self.optimizer.update(mean, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
-    average = update_average(state.average, params, ema, state.step)
-    return TrainState(state.step + 1, params, opt_state, average)
+    average = update_average(state.average, params, self.ema, state.step)
+    after = TrainState(state.step + 1, params, opt_state, average)
+    return jax.lax.with_sharding_constraint(after, shardings_of(after, self.mesh))
 
   def whole(
-    state: TrainState, frozen: PyTree, units: PyTree, mask: jax.Array, unit_ids: jax.Array,
+    self, state: TrainState, frozen: PyTree, units: PyTree, mask: jax.Array, unit_ids: jax.Array,
     unit_key: jax.Array, noise_key: jax.Array,
   ) -> tuple[TrainState, ClipAux]:  # fmt: skip
-    zero = pairs.zeros_like(state.params)
-    total, aux = accumulate(state.params, frozen, zero, units, mask, unit_ids, unit_key)
+    zero = self.zeros(state.params)
+    total, aux = self.accumulate(state.params, frozen, zero, units, mask, unit_ids, unit_key)
     # Nothing is fused across, so that the halves round as they do in two calls.
-    return finish(state, jax.lax.optimization_barrier(total), noise_key), aux
-
-  return StepFunctions(
-    jax.jit(pairs.zeros_like),
-    jax.jit(accumulate, donate_argnums=2),
-    jax.jit(finish, donate_argnums=0),
-    jax.jit(whole, donate_argnums=0),
-  )
+    return self.finish(state, jax.lax.optimization_barrier(total), noise_key), aux
 
 
 def _plain_sum(

@@ -12,10 +12,21 @@ class Stopped(Exception):
 
 
 class StopSignal:
-  """Whether the process has been asked to stop."""
+  """Whether the run has been asked to stop."""
 
   def __init__(self) -> None:
     self.received = False
+
+  def asked_at(self, step: int) -> bool:
+    """Whether to stop after so many steps; to be asked after each.
+
+    Of several hosts, jax's own service listens, and makes all of them stop after the same step.
+    """
+    if _is_alone():
+      return self.received
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.reached_preemption_sync_point(step)
 
   def receive(self, number: int, frame: FrameType | None) -> None:
     """The signal handler."""
@@ -23,14 +34,21 @@ class StopSignal:
     self.received = True
 
 
+def _is_alone() -> bool:
+  import jax  # not above: commands that need no JAX import this file
+
+  return jax.process_count() == 1
+
+
 @contextlib.contextmanager
 def listening() -> Iterator[StopSignal]:
   """Notes SIGTERM in place of dying of it, so that a step is finished and saved first.
 
-  Outside the main thread, where Python handles no signals, nothing is noted.
+  Outside the main thread, where Python handles no signals, nothing is noted; of several hosts, each
+  leaves it to jax.
   """
   stop = StopSignal()
-  if threading.current_thread() is not threading.main_thread():
+  if not _is_alone() or threading.current_thread() is not threading.main_thread():
     yield stop
     return
   previous = signal.signal(signal.SIGTERM, stop.receive)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dp_jax.report.atomic import write_text
+from dp_jax.training.distributed import is_first
 
 
 class WorkDir:
@@ -69,15 +70,11 @@ class WorkDir:
       except BlockingIOError as error:
         raise ValueError(f"another process is training in {str(self.path)!r}.") from error
       self._claim(config)
-      # Checkpoints are written by threads of orbax; only the process's umask reaches them.
-      previous = os.umask(0o077)
-      try:
+      with owner_only():
         for folder in (self.private, self.checkpoints):
           folder.mkdir(exist_ok=True)
           folder.chmod(0o700)
         yield
-      finally:
-        os.umask(previous)
 
   def _claim(self, config: Mapping[str, Any]) -> None:
     if not self.config.exists():
@@ -102,12 +99,26 @@ class WorkDir:
       )
 
 
+@contextlib.contextmanager
+def owner_only() -> Iterator[None]:
+  """What is written is for the owner alone.
+
+  Checkpoints are written by threads of orbax; only the process's umask reaches them.
+  """
+  previous = os.umask(0o077)
+  try:
+    yield
+  finally:
+    os.umask(previous)
+
+
 # Changing these changes neither the mechanism nor the model that a run ends with.
-# (Weights are compared by their hash.)
+# (Weights are compared by their hash; another mesh has keys of its own.)
 FREE_KEYS = (
   "checkpoint.every",
   "checkpoint.keep",
   "eval",
+  "mesh",
   "model.weights",
   "data.workers",
   "data.prefetch",
@@ -137,7 +148,9 @@ def compare(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "")
 
 
 def append_line(path: Path, entry: Mapping[str, Any]) -> None:
-  """Appends one JSON line."""
+  """Appends one JSON line; of several hosts, the first alone."""
+  if not is_first():
+    return
   with open(path, "a") as file:
     file.write(json.dumps(entry) + "\n")
 

@@ -35,7 +35,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.optimizers import make_optimizer
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import split
@@ -96,7 +95,7 @@ class Step:
       expected_batch_size=float(rows), ema=0.0,
     )  # fmt: skip
     self.state = init_state(params, optimizer)
-    self.total = pairs.zeros_like(params)
+    self.total = self.functions.zeros(params)
     bits = np.frombuffer(os.urandom(8), np.uint32)
     self.key = jax.random.wrap_key_data(bits, impl="threefry2x32")
 
@@ -118,7 +117,8 @@ class Step:
 
   def finish(self, total: Any = None) -> Any:
     """The noise and the optimizer's step."""
-    total = self.total if total is None else total
+    # That of another way has no axis of devices.
+    total = self.total if total is None else jax.tree.map(lambda x: x[None], total)
     self.state = self.functions.finish(self.state, total, self.key)
     return self.state
 
@@ -209,7 +209,7 @@ def warm_up(ways: dict[str, Step], closed: Step, others: dict[str, Any], rows: i
     way.add(shard)
     way.finish()
     way.state = jax.device_put(before)
-    way.total = pairs.zeros_like(way.state.params)
+    way.total = way.functions.zeros(way.state.params)
   for function in others.values():
     jax.block_until_ready(function(shard))
 
@@ -223,7 +223,7 @@ def difference(step: Step, head: Any, shard: Shard) -> float:
     np.concatenate([np.add(x.sum[k], x.error[k], dtype=np.float64).ravel() for k in x.sum])
     for x in (closed.total(), step.total)
   )
-  step.total = pairs.zeros_like(step.state.params)
+  step.total = step.functions.zeros(step.state.params)
   return float(np.linalg.norm(got - want) / np.linalg.norm(want))
 
 

@@ -91,7 +91,7 @@ def measure(width: int, rate: float, steps: int, repeats: int) -> dict[str, Any]
     loop = loop_module._loop(run, workdir, MasterKey.from_os())
     bar = Progress(10_000, 0, run.expected_batch_size, "", stream=io.StringIO())
     hooks: tuple[Hook, ...] = (loop.log, Shown(bar, run))
-    state = init_state(run.params, run.optimizer)
+    state = init_state(run.params, run.optimizer, run.mesh)
     _, state = bare(loop, state, range(WARM_UP))
     calls, totals, ours = [], [], []
     for index in range(repeats):

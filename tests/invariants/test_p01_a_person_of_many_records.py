@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from support import small_config, write_npz
 
-from dp_jax.gradients import compensated as pairs
 from dp_jax.training.prepare import prepare
 from dp_jax.training.step import build_step
 
@@ -47,7 +46,7 @@ def _sum(folder, unit, owned, *, blank=(), units=None, limit=OWNED):
   units, mask = run.loader.load(np.arange(run.loader.num_units), 64)
   mask[list(blank)] = False
   total, _ = step.accumulate(
-    run.params, run.frozen, pairs.zeros_like(run.params), units, mask, np.arange(64, dtype="u4"),
+    run.params, run.frozen, step.zeros(run.params), units, mask, np.arange(64, dtype="u4"),
     jax.random.key(0),
   )  # fmt: skip
   leaves = zip(jax.tree.leaves(total.sum), jax.tree.leaves(total.error), strict=True)

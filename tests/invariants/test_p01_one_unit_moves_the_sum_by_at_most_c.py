@@ -53,7 +53,7 @@ def _step(engine="vmap", plain_units=None):
 def _total(step, units, mask=None, microbatch=MICROBATCH):
   """The sum over the units, in float64 from the pair."""
   params, key = jnp.zeros(DIM), jax.random.key(0)
-  total = pairs.zeros_like(params)
+  total = step.zeros(params)
   count = -len(units) % microbatch
   mask = np.pad(np.ones(len(units), bool) if mask is None else mask, (0, count))
   units = np.pad(units, ((0, count), (0, 0)))

@@ -8,7 +8,6 @@ import numpy as np
 import optax
 import pytest
 
-from dp_jax.gradients import compensated as pairs
 from dp_jax.training.config import Config
 from dp_jax.training.prepare import prepare
 from dp_jax.training.step import build_step, init_state
@@ -34,7 +33,7 @@ def _update(num_real):
   state = init_state({"w": jnp.zeros(DIM)}, optax.sgd(1.0))
   units = {"x": jnp.zeros((16, DIM)).at[:, 0].set(1.0)}
   total, _ = _step().accumulate(
-    state.params, {}, pairs.zeros_like(state.params), units, np.arange(16) < num_real,
+    state.params, {}, _step().zeros(state.params), units, np.arange(16) < num_real,
     np.arange(16, dtype=np.uint32), jax.random.key(0),
   )  # fmt: skip
   return -np.asarray(_step().finish(state, total, jax.random.key(1)).params["w"])

@@ -72,7 +72,7 @@ def _moves(run, tmp_path, steps, key=KEY, mutate=lambda loop: loop):
   folder = WorkDir(tmp_path)
   folder.private.mkdir(exist_ok=True)
   loop = mutate(loop_module._loop(run, folder, key))
-  state = init_state(run.params, run.optimizer)
+  state = init_state(run.params, run.optimizer, run.mesh)
   before, moves = np.zeros((2, DIM)), []
   for step in range(steps):
     state = loop.step(state, step)
@@ -179,14 +179,13 @@ def test_the_divisor_of_the_loop_does_not_follow_the_batch(run, tmp_path):
 def test_no_key_is_compiled_into_the_step(run, tmp_path):
   """P11: the words of the noise key stand nowhere in the compiled halves of a step."""
   loop = loop_module._loop(run, WorkDir(tmp_path), KEY)
-  state = init_state(run.params, run.optimizer)
-  from dp_jax.gradients import compensated as pairs
+  state = init_state(run.params, run.optimizer, run.mesh)
   from dp_jax.gradients.keys import step_key
 
   key = step_key(loop.key, "noise", 0)
-  text = loop.functions.finish.lower(state, pairs.zeros_like(run.params), key).as_text("hlo")
+  text = loop.functions.finish.lower(state, loop.functions.zeros(run.params), key).as_text("hlo")
   closed = jax.jit(lambda s, t: loop.functions.finish(s, t, key))
-  leaked = closed.lower(state, pairs.zeros_like(run.params)).as_text("hlo")
+  leaked = closed.lower(state, loop.functions.zeros(run.params)).as_text("hlo")
   words = [str(word) for word in np.asarray(jax.random.key_data(key))]
   assert not any(word in text for word in words)
   assert all(word in leaked for word in words)

@@ -22,7 +22,7 @@ def _loop(tmp_path, **changes):
 
 
 def _train(loop):
-  state = init_state(loop.run.params, loop.run.optimizer)
+  state = init_state(loop.run.params, loop.run.optimizer, loop.run.mesh)
   with loop.loading_ahead(STEPS) as ahead:
     assert (ahead.pipeline is None) == (not loop.run.config.data.workers)
     for step in STEPS:
@@ -53,7 +53,7 @@ def test_views_do_not_depend_on_the_microbatch(tmp_path):
   states = []
   for size in (32, 96):
     loop = _loop(tmp_path, **changes, train={"steps": 8, "microbatch_size": size, "engine": "vmap"})
-    state = init_state(loop.run.params, loop.run.optimizer)
+    state = init_state(loop.run.params, loop.run.optimizer, loop.run.mesh)
     states.append(loop.step(loop.step(state, 0), 1))
   with jax.transfer_guard("allow"):
     jax.tree.map(

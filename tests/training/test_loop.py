@@ -29,7 +29,7 @@ def loop(tmp_path_factory):
 
 def test_a_transfer_by_accident_is_an_error(loop, monkeypatch):
   """The broken variant hands host arrays to the compiled functions."""
-  state = init_state(loop.run.params, loop.run.optimizer)
+  state = init_state(loop.run.params, loop.run.optimizer, loop.run.mesh)
   state = loop.step(state, 0)
   original = loop_module.Loop._microbatches
   monkeypatch.setattr(
@@ -43,7 +43,7 @@ def test_a_transfer_by_accident_is_an_error(loop, monkeypatch):
 def test_a_line_of_the_log_is_written_when_the_next_step_is_under_way(loop, tmp_path):
   log = loop_module.PrivateLog(tmp_path / "log.jsonl", loop.run)
   loop = dataclasses.replace(loop, log=log)
-  state = init_state(loop.run.params, loop.run.optimizer)
+  state = init_state(loop.run.params, loop.run.optimizer, loop.run.mesh)
   for step in range(3):
     state = loop.step(state, step)
     log.after_step(step + 1, state)

@@ -9,7 +9,6 @@ import pytest
 from support import small_config
 
 import dp_jax
-from dp_jax.gradients import compensated as pairs
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.training import loop as loop_module
@@ -35,7 +34,7 @@ def test_a_release_gives_back_every_model(tmp_path, name):
   run = prepare(config)
   # Values that no initialisation gives.
   moved = {name: x + 0.1 for name, x in run.params.items()}
-  state = init_state(moved, run.optimizer)
+  state = init_state(moved, run.optimizer, run.mesh)
   tmp_path.chmod(0o700)
   write_parameters(run, WorkDir(tmp_path), state, False, Ledger())
   release = dp_jax.load_release(tmp_path)
@@ -58,10 +57,10 @@ def test_bfloat16_is_what_computes_and_float32_is_what_is_kept(half, tmp_path):
   run = prepare(dataclasses.replace(half, train=train_config))
   folder = WorkDir(tmp_path)
   loop = loop_module._loop(run, folder, MasterKey(bytes(range(32))))
-  state = init_state(run.params, run.optimizer)
+  state = init_state(run.params, run.optimizer, run.mesh)
   units, mask = run.loader.load(np.arange(8), 32)
   arguments = (
-    state.params, run.frozen, pairs.zeros_like(state.params), units, mask,
+    state.params, run.frozen, loop.functions.zeros(state.params), units, mask,
     np.zeros(32, np.uint32), jax.random.key(0),
   )  # fmt: skip
   lowered = loop.functions.accumulate.lower(*arguments)

@@ -24,7 +24,7 @@ def _loop(tmp_path, **changes):
 
 
 def _train(loop):
-  state = init_state(loop.run.params, loop.run.optimizer)
+  state = init_state(loop.run.params, loop.run.optimizer, loop.run.mesh)
   for step in range(STEPS):
     state = loop.step(state, step)
   return state
@@ -65,7 +65,7 @@ def test_several_microbatches_and_an_empty_batch_take_two_calls(tmp_path):
 def test_the_clipping_of_the_configuration_is_what_runs(tmp_path, clipping):
   """Of gradients with norms below C, automatic clipping makes more."""
   loop = _loop(tmp_path, privacy__clip_norm=100.0, privacy__clipping=clipping)
-  state = init_state(loop.run.params, loop.run.optimizer)
+  state = init_state(loop.run.params, loop.run.optimizer, loop.run.mesh)
   (units, mask, ids), *_ = loop._microbatches(np.arange(8))
   total, aux = loop.functions.accumulate(
     state.params, loop.run.frozen, loop.functions.zeros(state.params), units, mask, ids,

@@ -1,0 +1,76 @@
+"""What all hosts must have in common, compared before step 0 (P18)."""
+
+import hashlib
+import secrets
+from typing import Any
+
+import jax
+import numpy as np
+
+from dp_jax.privacy.keys import MasterKey
+from dp_jax.privacy.samplers import Sampler
+from dp_jax.report.atomic import write_text
+from dp_jax.training.distributed import (
+  agree,
+  code_version,
+  from_first,
+  is_first,
+  on_first,
+  together,
+)
+from dp_jax.training.mesh import describe
+from dp_jax.training.prepare import Run
+from dp_jax.training.workdir import WorkDir
+
+_FIRST_STEPS = 3
+_PRIVATE = ("data_digest", "units_digest")
+
+
+def agree_on_run(run: Run, fixed_key: MasterKey | None) -> None:
+  """Compares configuration, code, data, model, mechanism, and the key file if there is one.
+
+  Raises:
+    SharedError: on every host, naming what differs.
+  """
+  shown: dict[str, Any] = {**run.fingerprint(), "code": code_version(), "mesh": describe(run.mesh)}
+  hidden = {f"{name} (the records)": shown.pop(name, None) for name in _PRIVATE}
+  hidden["the number of units"] = run.loader.num_units
+  hidden["the test key file"] = None if fixed_key is None else fixed_key.digest()
+  agree(shown, hidden)
+
+
+def agree_on_draws(key: MasterKey, sampler: Sampler, step: int, steps: int) -> None:
+  """Compares the key as it is used here, where to go on, and the units of the first steps.
+
+  Raises:
+    SharedError: on every host, naming what differs.
+  """
+  digest = hashlib.sha256()
+  for first in range(step, min(step + _FIRST_STEPS, steps)):
+    digest.update(np.ascontiguousarray(sampler.indices(first)).tobytes())
+  hidden = {"the secret key": key.digest(), "the units of the first steps": digest.hexdigest()}
+  agree({"the step to start from": step}, hidden)
+
+
+def check_shared(folder: WorkDir) -> None:
+  """Refuses a work directory that is not one and the same on all hosts.
+
+  Raises:
+    SharedError: on every host.
+  """
+  if jax.process_count() == 1:
+    return
+  mark = folder.path / ".hosts"
+  token = from_first(secrets.token_hex(16))
+  on_first(lambda: write_text(mark, token))
+
+  def look() -> None:
+    if not mark.exists() or mark.read_text() != token:
+      raise ValueError(
+        f"workdir {str(folder.path)!r} is not the one of host 0: put it on a file system that all"
+        " hosts share."
+      )
+
+  together(look)
+  if is_first():
+    mark.unlink()
