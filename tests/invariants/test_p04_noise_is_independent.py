@@ -59,7 +59,7 @@ class Loader:
 @pytest.fixture(scope="module")
 def run():
   config = small_config(privacy__clip_norm=CLIP_NORM, privacy__sampling="full_batch",
-                        privacy__sampling_rate=None)  # fmt: skip
+                        privacy__sampling_rate=None, train__engine="vmap")  # fmt: skip
   params = {"a": jnp.zeros(DIM), "b": jnp.zeros(DIM)}
   return dataclasses.replace(
     prepare(config), task=Linear(), params=params, frozen={}, loader=Loader(),
