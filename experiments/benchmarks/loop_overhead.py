@@ -21,11 +21,11 @@ from typing import Any
 
 import jax
 
+from dp_jax.gradients.keys import step_key
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.training import loop as loop_module
 from dp_jax.training.config import Config
 from dp_jax.training.hooks import Hook, Shown
-from dp_jax.training.keys import step_key
 from dp_jax.training.loop import Loop, follow
 from dp_jax.training.prepare import prepare
 from dp_jax.training.progress import Progress
