@@ -26,9 +26,9 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 PARAMS = "release/params.safetensors"
-# Of the kills, the share that comes while a process starts, and the last ones, while one completes.
+# Of the kills, the share that comes while a process starts, and how many come when all is trained.
 STARTING = 0.2
-COMPLETING = 3
+AFTER_THE_LAST_STEP = 3
 
 
 @dataclasses.dataclass
@@ -123,12 +123,12 @@ def compared(workdir: Path, expected: dict[str, Any]) -> dict[str, Any]:
 def killed(bench: Bench, kills: int, expected: dict[str, Any]) -> dict[str, Any]:
   """One run, killed again and again."""
   workdir = bench.folder / "killed"
-  phases = {"starting": 0, "training": 0, "completing": 0}
+  phases = {"starting": 0, "training": 0, "after_the_last_step": 0}
   reached: list[int] = []
   while sum(phases.values()) < kills:
     left = kills - sum(phases.values())
     process, before, began = bench.start(workdir), logged(workdir), time.monotonic()
-    if left <= COMPLETING and kills > 2 * COMPLETING:
+    if left <= AFTER_THE_LAST_STEP and kills > 2 * AFTER_THE_LAST_STEP:
       bench.until(process, workdir, bench.steps)
       time.sleep(bench.rng.uniform(0, 0.5))
     elif bench.rng.random() < STARTING:
@@ -144,7 +144,7 @@ def killed(bench: Bench, kills: int, expected: dict[str, Any]) -> dict[str, Any]
     after = logged(workdir)
     began_training = after != before or after == bench.steps
     phase = "starting" if not began_training else "training"
-    phases["completing" if after >= bench.steps else phase] += 1
+    phases["after_the_last_step" if after >= bench.steps else phase] += 1
     reached.append(after)
     print(
       f"kill {len(reached)}: {after} steps logged, {time.monotonic() - began:.1f} s",
