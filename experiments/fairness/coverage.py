@@ -66,12 +66,15 @@ def main() -> None:
     Path(args.out).write_text(json.dumps(content, indent=2) + "\n")
 
 
-def study(repeats: int, large: int = 400_000) -> dict[str, dict[str, float]]:
+def study(
+  repeats: int, large: int = 400_000, resamples: int = RESAMPLES
+) -> dict[str, dict[str, float]]:
   """Coverage of each interval, resampling people and resampling records.
 
   Args:
     repeats: how often to draw people.
     large: people of the draw that stands for the truth.
+    resamples: of each bootstrap.
   """
   rng = np.random.default_rng(0)
   metrics = ("accuracy", "auroc")
@@ -83,7 +86,7 @@ def study(repeats: int, large: int = 400_000) -> dict[str, dict[str, float]]:
     apart = table.of_people(np.arange(len(table.label)), table.groups, {})
     for kind, own in (("people", table), ("records", apart)):
       for metric in metrics:
-        for name, interval in figures(own, metric, resamples=RESAMPLES, seed=seed).items():
+        for name, interval in figures(own, metric, resamples=resamples, seed=seed).items():
           inside = interval.low <= truth[metric][name].value <= interval.high
           held[kind].setdefault(f"{metric}, {name}", []).append(inside)
   return {

@@ -90,30 +90,3 @@ def test_percentile_intervals():
   np.testing.assert_allclose([first.low, first.high], [0.025, 0.975])
   assert first.excludes_zero and not second.excludes_zero
   assert second.to_list() == [0.5, None, None]
-
-
-def _coverage(clustered, repeats, people=120, each=12):
-  """How often the interval of accuracy holds the truth, on records that follow their people."""
-  rng = np.random.default_rng(5)
-  units = np.repeat(np.arange(people), each)
-  hits = 0
-  for seed in range(repeats):
-    ability = rng.beta(2.1, 0.9, people)  # mean 0.7
-    right = rng.random(len(units)) < ability[units]
-    own = units if clustered else np.arange(len(units))
-    count = len(np.unique(own))
-    statistic = bootstrap.ratio_statistic(
-      right, np.ones(len(units)), own, count, np.zeros(len(units), int), np.ones((1, 1))
-    )
-    (samples,) = bootstrap.resample([statistic], count, resamples=300, seed=seed)
-    (found,) = bootstrap.interval(right.mean(keepdims=True), samples)
-    hits += found.low <= 0.7 <= found.high
-  return hits / repeats
-
-
-def test_resampling_units_covers_and_resampling_records_does_not():
-  """Long form: experiments/fairness. Of 150 intervals of level 95%, fewer than 82% hold the truth
-  with a probability below 1e-7.
-  """
-  assert _coverage(clustered=True, repeats=150) > 0.82
-  assert _coverage(clustered=False, repeats=150) < 0.82

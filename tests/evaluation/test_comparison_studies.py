@@ -18,6 +18,6 @@ def test_equal_models_raise_few_alarms():
 
 def test_people_are_resampled_and_records_would_not_do():
   """At 95%, fewer than 25 of 40 intervals hold the truth with a probability below 1e-9."""
-  held = coverage.study(40, large=40_000)
+  held = coverage.study(40, large=40_000, resamples=200)
   assert min(held["people"].values()) >= 25 / 40
   assert held["records"]["accuracy, overall"] < held["people"]["accuracy, overall"]
