@@ -151,6 +151,28 @@ class Pipeline:
     self.close()
 
 
+def in_order(
+  loader: UnitLoader, size: int
+) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray], np.ndarray]]:
+  """Every unit once, in order, loaded ahead where records are read from files.
+
+  Yields:
+    The units int64[n], and what `UnitLoader.load` returns of them, padded to `size`.
+  """
+  everything = np.arange(loader.num_units)
+  workers = default_workers(loader.source_info)
+  if workers == 0:
+    for part in cut(everything, size):
+      yield part, *loader.load(part, size)
+    return
+  with Pipeline(
+    loader, lambda step: everything, range(1), size, workers=workers, prefetch=workers + 2
+  ) as ahead:
+    for part in cut(everything, size):
+      loaded = ahead.take(part)
+      yield part, loaded.units, loaded.mask
+
+
 class _Parts(Sequence[Any]):
   """The microbatches of all steps by number; None past the last.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from dp_jax.data.pipeline import in_order
 from dp_jax.evaluation.multilabel import HeldOutLabels
 from dp_jax.evaluation.predictions import PredictionTable, TableBuilder, cross_entropy
 
@@ -186,8 +187,6 @@ def evaluate(
 
 def predictions(predict: Predict, loader: Any, microbatch_size: int) -> Any:
   """Yields (indices int64[n], probabilities [size * K, num_classes], units, mask bool[size])."""
-  for start in range(0, loader.num_units, microbatch_size):
-    indices = np.arange(start, min(start + microbatch_size, loader.num_units))
-    units, mask = loader.load(indices, microbatch_size)
+  for indices, units, mask in in_order(loader, microbatch_size):
     inputs = units["inputs"]
     yield indices, np.asarray(predict(inputs.reshape(-1, *inputs.shape[2:]))), units, mask

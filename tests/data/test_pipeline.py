@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from dp_jax.data import ArraySource, RecordSpec, SourceInfo, UnitLoader
-from dp_jax.data.pipeline import Microbatch, Pipeline, cut, default_workers, load_microbatch
+from dp_jax.data.pipeline import (
+  Microbatch,
+  Pipeline,
+  cut,
+  default_workers,
+  in_order,
+  load_microbatch,
+)
 
 SIZE = 4
 STEPS = range(3, 20)
@@ -161,3 +168,15 @@ def test_data_in_memory_needs_no_threads():
   assert default_workers(info) == 0
   on_demand = SourceInfo("x", 1, None, None, (0.0, 1.0), read_on_demand=True)
   assert default_workers(on_demand) >= 1
+
+
+@pytest.mark.parametrize("read_on_demand", [False, True])
+def test_every_unit_once_in_order(read_on_demand):
+  loader = _loader(10)
+  object.__setattr__(loader.source_info, "read_on_demand", read_on_demand)
+  pieces = [*in_order(loader, SIZE)]
+  np.testing.assert_array_equal(np.concatenate([part for part, _, _ in pieces]), np.arange(10))
+  for part, units, mask in pieces:
+    expected, expected_mask = loader.load(part, SIZE)
+    np.testing.assert_array_equal(mask, expected_mask)
+    np.testing.assert_array_equal(units["inputs"], expected["inputs"])
