@@ -103,7 +103,7 @@ def read_records(
   """
   gathered = source.gather(indices)
   dtype = np.dtype(source.info.input_dtype)
-  images = aligned_zeros((len(indices), *spec.input_shape), dtype)
+  images = aligned_empty((len(indices), *spec.input_shape), dtype)
   labels, usable = spec.no_labels(len(indices)), np.ones(len(indices), bool)
   problems: dict[int, str] = {}
   if isinstance(gathered, dict):
@@ -120,12 +120,12 @@ def read_records(
   with np.errstate(over="ignore", invalid="ignore"):  # what does not fit becomes infinite
     for row, (index, record) in enumerate(zip(indices, gathered, strict=True)):
       problem = _problem(record, spec, dtype)
-      usable[row] = problem is None and not isinstance(record, RecordError)
       if problem is not None:
         problems[int(index)] = problem
-      elif not isinstance(record, RecordError):
-        images[row] = record["inputs"]
-        labels[row] = record["label"]
+      if problem is not None or isinstance(record, RecordError):
+        usable[row], images[row] = False, 0
+      else:
+        images[row], labels[row] = record["inputs"], record["label"]
   return images, labels, usable, problems
 
 
@@ -144,9 +144,9 @@ def _problem(record: Record | RecordError, spec: RecordSpec, dtype: np.dtype) ->
   return None
 
 
-def aligned_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-  """Zeros that begin at a multiple of 64 bytes: jax on a CPU then uses them without a copy."""
+def aligned_empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+  """An array, not yet filled, at a multiple of 64 bytes: jax on a CPU uses it without a copy."""
   size = math.prod(shape) * dtype.itemsize
-  memory = np.zeros(size + _ALIGNMENT, np.uint8)
+  memory = np.empty(size + _ALIGNMENT, np.uint8)
   start = -memory.ctypes.data % _ALIGNMENT
   return memory[start : start + size].view(dtype).reshape(shape)

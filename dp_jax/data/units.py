@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dp_jax.data.records import RecordSpec, aligned_zeros, complaint, read_records
+from dp_jax.data.records import RecordSpec, aligned_empty, complaint, read_records
 from dp_jax.data.source import Source, SourceInfo
 from dp_jax.data.unit_index import Ids, UnitIndex
 
@@ -183,6 +183,7 @@ def _placed(values: np.ndarray, filled: np.ndarray) -> np.ndarray:
   """
   if filled.all():
     return values.reshape(*filled.shape, *values.shape[1:])
-  placed = aligned_zeros((*filled.shape, *values.shape[1:]), values.dtype)
+  placed = aligned_empty((*filled.shape, *values.shape[1:]), values.dtype)
+  placed[~filled] = 0
   placed[filled] = values
   return placed

@@ -30,8 +30,8 @@ from dp_jax.data.images import ImageDecoder
 from dp_jax.data.pipeline import Pipeline, cut
 
 HERE = pathlib.Path(__file__).resolve()
-IMAGES = 512
-PASSES = 4
+IMAGES = 256
+PASSES = 8
 MICROBATCH = 128
 ROUNDS = 5
 # (height, width) of the files; all are brought to 224x224.

@@ -12,6 +12,8 @@ from dp_jax.data import (
   check_records,
   open_source,
 )
+from dp_jax.data import records as records_module
+from dp_jax.data import units as units_module
 
 SPEC = RecordSpec(input_shape=(2, 3, 1), num_classes=4, value_range=(0.0, 1.0))
 
@@ -187,3 +189,31 @@ def test_indices_are_checked():
     loader.load(np.array([0, 3]), 4)
   with pytest.raises(ValueError, match=r"units -1\.\.0"):
     loader.load(np.array([-1, 0]), 4)
+
+
+def test_padding_and_malformed_records_are_zero_whatever_the_memory_held(monkeypatch):
+  aligned = records_module.aligned_empty
+  for module in (records_module, units_module):
+    monkeypatch.setattr(module, "aligned_empty", lambda *what: _filled(aligned(*what)))
+  info = SourceInfo("x", 4, (2, 2, 1), 3, (0.0, 255.0))
+  records = ArraySource(info, np.ones((4, 2, 2, 1), np.uint8), np.array([0, 9, 1, 2]))
+  loader = UnitLoader(
+    records, RecordSpec((2, 2, 1), 3, (0.0, 255.0)), max_records_per_unit=2, unit_ids=[0, 0, 1, 2]
+  )
+  loaded, mask = loader.load(np.arange(3), 4)
+  assert mask.tolist() == [True, True, True, False]
+  assert loaded["record_mask"].tolist() == [
+    [True, False],
+    [True, False],
+    [True, False],
+    [False] * 2,
+  ]
+  real = loaded["inputs"].reshape(4, 2, -1).min(-1)
+  np.testing.assert_array_equal(real, loaded["record_mask"])
+  assert loaded["inputs"].max() == 1 and loaded["inputs"].ctypes.data % 64 == 0
+  assert loaded["label"].tolist() == [[0, 0], [1, 0], [2, 0], [0, 0]]
+
+
+def _filled(array):
+  array.fill(7)
+  return array
