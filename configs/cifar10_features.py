@@ -20,17 +20,17 @@ def get_config() -> ConfigDict:
   config.privacy.epsilon = 1.0
   config.privacy.delta = 1e-5
   config.privacy.sampling = "full_batch"
-  config.privacy.clip_norm = 0.2
+  config.privacy.clip_norm = 0.18
   config.train.steps = 60
-  config.train.learning_rate = 80.0
+  config.train.learning_rate = 85.0
   config.train.momentum = 0.0
   config.train.schedule = "cosine"
   config.train.microbatch_size = 5000
   config.solver.method = "feature_covariance"
-  config.solver.centre_share = 0.005
-  config.solver.moment_share = 0.1
+  config.solver.centre_share = 0.006
+  config.solver.moment_share = 0.05
   config.solver.whiten = 0.35
   config.solver.precondition = 0.3
   config.solver.ridge = 0.5
-  config.solver.damping = 2.0
+  config.solver.damping = 3.0
   return config

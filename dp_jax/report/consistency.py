@@ -75,7 +75,7 @@ def _parts(mechanism: Mechanism, record: Record) -> Iterator[str]:
   try:
     parts = ledger_check.parts_of(record)
     whole = shares.joint(tuple(parts.values()))
-  except (ValueError, TypeError, ZeroDivisionError) as error:
+  except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
     yield f"parts: {error}"
     return
   noise = mechanism.noise_multiplier

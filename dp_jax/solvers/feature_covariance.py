@@ -84,13 +84,14 @@ class FeatureCovariance:
       edge = noise_edge(releases.mechanisms[MOMENT], size) / rows.data.num_units
     else:
       return None, None
-    values, vectors = np.linalg.eigh(moment)
-    values = np.maximum(values, 0.0)
+    noised, vectors = np.linalg.eigh(moment)
+    values = np.maximum(noised, 0.0)
     white = (values + self.ridge * edge) ** -self.whiten
     white /= white.max()
     # What the moment of the new rows is, but for their scaling to norm 1.
+    # Its trace is 1; taken with the eigenvalues below zero, since those above hold as much noise.
     after = values * white**2
-    after /= max(after.sum(), 1e-30)
+    after /= max((noised * white**2).sum(), 0.1 * after.sum(), 1e-30)
     factors = (after + self.damping / size) ** -self.precondition
     factors /= max((factors * after).max(), 1e-30)
     transform = jnp.asarray((vectors * white) @ vectors.T, jnp.float32) if self.whiten else None

@@ -10,7 +10,7 @@ from experiments.heads.data import Split
 
 Prepare = Callable[[np.ndarray], np.ndarray]
 PREPARED = ("standardised", "standardised, norm 1", "norm 1, centred, norm 1")
-PENALTIES = (1e-4, 1e-3, 3e-3, 1e-2)
+PENALTIES = (1e-3, 3e-3, 1e-2)
 
 
 def accuracy(split: Split, prepared: str, penalty: float, iterations: int = 150) -> float:

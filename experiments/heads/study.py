@@ -1,8 +1,8 @@
 """Private linear heads on frozen features of CIFAR-10: every method, epsilon and seed.
 
 Commands (FILE: an .npz file with train_features, train_labels, test_features, test_labels):
-  python -m experiments.heads.study choose FILE METHOD   # settings, on held-out training rows
-  python -m experiments.heads.study table FILE METHOD    # 5 seeds on the test rows
+  python -m experiments.heads.study choose FILE METHOD [TRIALS]     # on held-out training rows
+  python -m experiments.heads.study table FILE METHOD [EPSILON...]  # 5 seeds on the test rows
   python -m experiments.heads.study plain FILE           # without privacy
   python -m experiments.heads.study sizes FILE           # fewer records, fewer classes
   python -m experiments.heads.study init FILE            # one LAMB step from heads of several sizes
@@ -48,7 +48,7 @@ MORE = 1.25
 METHODS: dict[str, Method] = {
   "feature_covariance": FeatureCovariance(
     Preprocessing(centre_share=0.006),
-    Descent(steps=60, clip_norm=0.18, learning_rate=90.0),
+    Descent(steps=60, clip_norm=0.18, learning_rate=85.0),
     moment_share=0.05, whiten=0.35, precondition=0.3, ridge=0.5, damping=3.0,
   ),
   "DP-FC": FeatureCovariance(
@@ -56,11 +56,11 @@ METHODS: dict[str, Method] = {
     moment_share=0.1, whiten=0.0, precondition=1.0, damping=2.0,
   ),
   "descent, centred": FeatureCovariance(
-    Preprocessing(centre_share=0.006), Descent(steps=60, clip_norm=0.2, learning_rate=400.0),
+    Preprocessing(centre_share=0.006), Descent(steps=60, clip_norm=0.2, learning_rate=1000.0),
     moment_share=0.0,
   ),
   "descent": FeatureCovariance(
-    Preprocessing(), Descent(steps=60, clip_norm=0.25, learning_rate=400.0), moment_share=0.0
+    Preprocessing(), Descent(steps=60, clip_norm=0.25, learning_rate=1000.0), moment_share=0.0
   ),
   "one LAMB step": FeatureCovariance(
     Preprocessing(), Descent(steps=1, clip_norm=1.0, learning_rate=1.0, optimizer="lamb"),
@@ -85,12 +85,12 @@ def accuracy(split: data.Split, method: Method, epsilon: float, seed: int) -> fl
   return float(np.mean(np.argmax(scores, axis=1) == split.eval_y))
 
 
-def choose(path: Path, name: str, count: int = 24) -> None:
+def choose(path: Path, name: str, count: str = "24") -> None:
   """Random changes to a method's settings, kept if held-out training rows say so."""
   split = data.load(path, choosing=True)
   rng = np.random.default_rng(len(name))
   best, most = METHODS[name], -1.0
-  for index in range(count):
+  for index in range(int(count)):
     tried = METHODS[name] if index == 0 else changed(best, rng)
     try:
       found = [accuracy(split, tried, MORE * epsilon, 100) for epsilon in (1.0, 4.0)]
@@ -128,10 +128,10 @@ def changed(method: Any, rng: np.random.Generator) -> Any:
   return scale(method, ("moment_share", "whiten", "precondition", "ridge", "damping"))
 
 
-def table(path: Path, name: str) -> None:
+def table(path: Path, name: str, *epsilons: str) -> None:
   """Five seeds a budget on the test rows, after training on all training rows."""
   split = data.load(path, choosing=False)
-  for epsilon in EPSILONS:
+  for epsilon in map(float, epsilons or EPSILONS):
     start = time.monotonic()
     found = [accuracy(split, METHODS[name], epsilon, seed) for seed in range(SEEDS)]
     seconds = (time.monotonic() - start) / SEEDS
@@ -180,7 +180,7 @@ def init(path: Path) -> None:
   clip_norm = 1.0
   step = gradient_sum(clip_norm)
   for epsilon in (1.0, 4.0, None):
-    for std in (0.0, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0):
+    for std in (0.0, 1e-3, 1e-2, 0.1, 1.0):
       found = []
       for seed in range(SEEDS):
         normal = np.random.default_rng(seed).standard_normal((split.x.shape[1], 10))

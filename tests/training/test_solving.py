@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -92,15 +93,15 @@ def _rewrite(release, change):
     lambda record: record["parts"].pop(),
     lambda record: record["parts"].append(record["parts"][0]),
     lambda record: record.pop("parts"),
+    lambda record: record["parts"][0].update(mechanism={}),
     lambda record: record["parts"][0]["mechanism"].update(noise_multiplier=1e9),
+    lambda record: record["parts"][0]["mechanism"].update(noise_multiplier=0.0),
     lambda record: record["mechanism"].update(noise_multiplier=1e3),
     lambda record: record["parts"][2]["mechanism"].update(steps=1),
     lambda record: record["parts"][1].update(purpose=record["parts"][0]["purpose"]),
   ],
 )
 def test_verify_rejects_parts_that_do_not_add_up(released, tmp_path, change):
-  import shutil
-
   copy = tmp_path / "release"
   shutil.copytree(released / "release", copy)
   _rewrite(copy, change)
