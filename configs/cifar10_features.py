@@ -3,6 +3,9 @@
 Command:   python -m dp_jax train --config=configs/cifar10_features.py --workdir=runs/cifar10
            --config.data.path=cifar10_efficientnet_lite2_560.npz
            other budgets: --config.privacy.epsilon=4
+Time:      about 20 seconds of processor time on 2 cores (x86, 2026-11-30).
+Expected:  81.1% on the 10,000 test rows; 83.3% at epsilon 4; 83.9% without privacy. How the
+           settings were chosen, on held-out training rows: experiments/heads/README.md.
 """
 
 from ml_collections import ConfigDict
@@ -21,6 +24,10 @@ def get_config() -> ConfigDict:
   config.privacy.delta = 1e-5
   config.privacy.sampling = "full_batch"
   config.privacy.clip_norm = 0.18
+  config.privacy.hyperparameter_selection = (
+    "Chosen among about four hundred settings by accuracy on held-out rows of the same training"
+    " data, which this guarantee does not cover"
+  )
   config.train.steps = 60
   config.train.learning_rate = 85.0
   config.train.momentum = 0.0

@@ -67,10 +67,10 @@ METHODS: dict[str, Method] = {
     moment_share=0.0,
   ),
   "least_squares": LeastSquares(
-    Preprocessing(centre_share=0.01), moment_share=0.7, eigenvalue_share=0.01, ridge=0.5
+    Preprocessing(centre_share=0.02), moment_share=0.4, eigenvalue_share=0.05, ridge=1.0
   ),
   "newton": Newton(
-    Preprocessing(centre_share=0.01), steps=1, hessian_share=0.7, clip_norm=1.0, ridge=0.5
+    Preprocessing(centre_share=0.02), steps=1, hessian_share=0.5, clip_norm=1.0, ridge=1.0
   ),
 }  # fmt: skip
 
