@@ -27,6 +27,7 @@ from dp_jax.training import loop as loop_module
 from dp_jax.training.config import Config
 from dp_jax.training.hooks import Hook, Shown
 from dp_jax.training.loop import Loop, follow
+from dp_jax.training.mesh import put_key
 from dp_jax.training.prepare import prepare
 from dp_jax.training.progress import Progress
 from dp_jax.training.step import TrainState, init_state
@@ -51,7 +52,9 @@ def bare(loop: Loop, state: TrainState, steps: range) -> tuple[float, TrainState
   ready = []
   for step in steps:
     (piece,) = loop._microbatches(loop.sampler.indices(step))
-    keys = [step_key(loop.key, purpose, step) for purpose in ("unit", "noise")]
+    keys = [
+      put_key(step_key(loop.key, purpose, step), loop.run.mesh) for purpose in ("unit", "noise")
+    ]
     ready.append((*piece, *keys))
   jax.block_until_ready((ready, state))
   began = time.perf_counter()
