@@ -6,11 +6,15 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from dp_jax.evaluation.paired import accuracy_difference
+from dp_jax.evaluation.predictions import load_predictions
 from dp_jax.report import formatting, page, plots
 from dp_jax.report.page import Markup, Section
 from dp_jax.report.plots import Interval
 from dp_jax.report.run_view import RunView, number, wilson
 
+# Metrics of two classes or several labels, where a run has them.
+_RANKS = {"auroc": "AUROC", "average_precision": "average precision"}
 MAX_ROWS = 20  # more classes than this and only the hardest are drawn
 
 
@@ -20,10 +24,15 @@ def accuracy_section(runs: Sequence[RunView]) -> Section | None:
   rows = [(run, accuracy) for run, accuracy in known if accuracy is not None]
   if not rows:
     return None
+  ranks = {
+    name: title
+    for name, title in _RANKS.items()
+    if any(number(run.final.get(name)) is not None for run, _ in rows)
+  }
   numbers = page.table(
     f"Accuracy on the {runs[0].split or 'held-out'} split",
-    ["run", "epsilon", "accuracy", "95% interval", "loss", "records"],
-    [_accuracy_row(run, accuracy) for run, accuracy in rows],
+    ["run", "epsilon", "accuracy", "95% interval", *ranks.values(), "loss", "records"],
+    [_accuracy_row(run, accuracy, list(ranks)) for run, accuracy in rows],
   )
   drawn = [(formatting.one_line(run.label, 24), accuracy) for run, accuracy in rows]
   caption = "Accuracy on held-out records. Intervals: 95%, for these records as a sample."
@@ -44,9 +53,9 @@ def cost_section(main: RunView, others: Sequence[RunView]) -> Section | None:
   if not lines:
     return None
   note = (
-    "The interval treats the two runs as independent samples of the same size; pairing them on "
-    "the same records would make it narrower. A single pair of runs says nothing about the spread "
-    "over random seeds."
+    "Paired: both runs on the same held-out people. Where only the accuracies are known, the two "
+    "runs count as independent samples, and the interval is wider. A single pair of runs says "
+    "nothing about the spread over random seeds."
   )
   body = page.figures(lines) + page.paragraph(note, "note")
   return Section("cost", "The cost of privacy", body)
@@ -145,14 +154,14 @@ def class_names(run: RunView, size: int) -> list[str]:
   return [str(k) for k in range(size)]
 
 
-def _accuracy_row(run: RunView, accuracy: Interval) -> list[page.Cell]:
-  loss = number(run.final.get("loss"))
+def _accuracy_row(run: RunView, accuracy: Interval, ranks: Sequence[str]) -> list[page.Cell]:
+  ranked, loss = ([number(run.final.get(name)) for name in names] for names in (ranks, ["loss"]))
   return [
     run.label,
     formatting.round_up(run.record["epsilon"]) if run.record else "no privacy",
     formatting.percent(accuracy.value),
     f"{formatting.percent(accuracy.low)} to {formatting.percent(accuracy.high)}",
-    "" if loss is None else f"{loss:.3f}",
+    *("" if value is None else f"{value:.3f}" for value in (*ranked, *loss)),
     formatting.count(run.num_records),
   ]
 
@@ -179,12 +188,8 @@ def _progress(runs: Sequence[RunView]) -> str:
 def _difference(main: RunView, own: Interval, other: RunView, theirs: Interval) -> tuple[str, str]:
   """The distance in points, as a figure and a sentence."""
   points = 100 * (theirs.value - own.value)
-  variance = sum(
-    interval.value * (1 - interval.value) / run.num_records
-    for run, interval in ((main, own), (other, theirs))
-  )
-  half = 100 * 1.96 * math.sqrt(variance)
-  between = f"95% interval {points - half:+.1f} to {points + half:+.1f}"
+  low, high, kind_of = _interval_of(main, own, other, theirs)
+  between = f"{kind_of} 95% interval {100 * low:+.1f} to {100 * high:+.1f}"
   figure = f"{abs(points):.1f} points"
   ours = f"“{main.label}” on {formatting.percent(own.value)}"
   rates = (
@@ -197,6 +202,25 @@ def _difference(main: RunView, own: Interval, other: RunView, theirs: Interval) 
   epsilon = formatting.round_up(other.record["epsilon"])
   kind = "less" if points >= 0 else "more"
   return figure, f"{kind} than “{other.label}”, also private (epsilon {epsilon}). {rates}."
+
+
+def _interval_of(
+  main: RunView, own: Interval, other: RunView, theirs: Interval
+) -> tuple[float, float, str]:
+  """The interval of the other run's accuracy less the main one's, and whether it is paired."""
+  if main.predictions is not None and other.predictions is not None:
+    try:
+      tables = [load_predictions(path) for path in (main.predictions, other.predictions)]
+      found = accuracy_difference(tables[0], tables[1])
+      return found.low, found.high, "paired"
+    except ValueError:
+      pass  # other records, or a file that says nothing: the accuracies are still known
+  variance = sum(
+    interval.value * (1 - interval.value) / run.num_records
+    for run, interval in ((main, own), (other, theirs))
+  )
+  half = 1.96 * math.sqrt(variance)
+  return theirs.value - own.value - half, theirs.value - own.value + half, "unpaired"
 
 
 def _confusion(run: RunView) -> list[list[int]] | None:

@@ -41,6 +41,7 @@ def model_card(
   title = f"{formatting.one_line(model_name)} trained on {data}"
   fields = _fields(record, license_name, task, data)
   if accuracy is not None:
+    fields["metrics"] = ["accuracy"]
     fields["model-index"] = [{"name": title, "results": [_result(task, data, split, accuracy)]}]
   # Every value is written as JSON, which YAML contains.
   front = [f"{name}: {json.dumps(value)}" for name, value in fields.items()]

@@ -76,6 +76,7 @@ def epsilon_plot(points: Sequence[tuple[int, float]], target: float | None) -> s
     axes.set_xlim(0, steps[-1] * 1.03)
     axes.set_ylim(0, max([*epsilons, target or 0]) * 1.15)
     axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel("epsilon")
     end = formatting.round_up(epsilons[-1])
     description = f"Epsilon rises from 0 to {end} over {steps[-1]} steps."
@@ -115,6 +116,7 @@ def progress_plot(
     if percent:
       _percent_axis(axes.yaxis)
     axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(unit)
     axes.legend(loc="best", labelcolor=fig.INK)
     text = "; ".join(f"{label} ends at {show(points[-1][1])}" for label, points in runs.items())

@@ -10,6 +10,7 @@ import numpy as np
 
 from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.report import formatting, page, sweep_plot
+from dp_jax.report.statement import ACCOUNTANTS
 
 PRIVATE = (
   "The data were declared private. These figures were measured on them without noise, many on "
@@ -94,18 +95,19 @@ class SweepTable:
   def statement(self) -> str:
     """What the sweep as a whole guarantees: a function of the mechanisms alone."""
     unit = formatting.one_line(self.unit, 60)
+    accountant = ACCOUNTANTS.get(self.accountant, self.accountant)
     together = (
       f"no epsilon that could be stated ({formatting.one_line(self.accountant, 300)})"
       if self.total is None
       else f"({formatting.round_up(self.total)}, {formatting.plain(self.delta)})-differential "
-      f"privacy for each {unit} by composition ({self.accountant})"
+      f"privacy for each {unit} by composition ({accountant})"
     )
     return (
       f"No run's epsilon covers a sweep on private data. The {self.private_runs} private runs in "
       "this folder used the same data: whoever sees several of them, or one that was chosen among "
       f"them, sees what they release together, {together}. Runs without privacy have no guarantee, "
       "and the figures here are measured without noise: no epsilon covers them, nor settings that "
-      "were chosen by them, on whoever's data they were measured."
+      "were chosen by them."
     )
 
 

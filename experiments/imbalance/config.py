@@ -25,7 +25,7 @@ def get_config() -> ConfigDict:
   config.train.steps = 200
   config.train.learning_rate = 0.5
   config.train.schedule = "cosine"
-  config.train.microbatch_size = 1024
+  config.train.microbatch_size = 1536
   config.eval.every = 20
   config.checkpoint.every = 200
   return config

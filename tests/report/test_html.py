@@ -51,6 +51,17 @@ def test_page_has_every_section_and_a_table_for_every_plot(tmp_path, record):
   assert "7.0 points" in text  # 97% without privacy against 90%
 
 
+def test_figures_of_two_classes_stand_beside_the_accuracy(tmp_path, record):
+  run = write_run(tmp_path / "private", record)
+  assert "AUROC" not in render_report(run, {}).read_text(encoding="utf-8")
+  line = {"step": 20, "split": "test", "final": True}
+  metrics = {"accuracy": 0.9, "num_records": 300, "auroc": 0.8762, "loss": 0.4}
+  (run / "metrics.jsonl").write_text(json.dumps({**line, "metrics": metrics}) + "\n")
+  text = render_report(run, {}).read_text(encoding="utf-8")
+  assert '<th scope="col">AUROC</th>' in text and "<td>0.876</td><td>0.400</td>" in text
+  assert "average precision" not in text
+
+
 def test_page_shows_every_evaluation_point(tmp_path, record):
   text = render_report(write_run(tmp_path / "private", record), {}).read_text(encoding="utf-8")
   shown = html.unescape(text[text.index('<section id="evaluation"') :])

@@ -17,6 +17,7 @@ def test_public_data_show_the_accuracy(record):
   front, body = split_card(model_card.model_card(record, {"accuracy": 0.913, "loss": 0.3}))
   assert front["library_name"] == "dp_jax"
   assert "differential-privacy" in front["tags"]
+  assert front["license"] and front["metrics"] == ["accuracy"]
   assert front["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.913
   assert "91.3%" in body
   assert "differential privacy" in body

@@ -38,12 +38,14 @@ def test_groups_of_both_runs_stand_in_the_report(tmp_path, record):
   assert "groups-accuracy" in _sections(text)
   assert "sex f" in text and "sex f, age below 40" in text
   assert "above the overall with private" in text or "below the overall with private" in text
+  assert "points: paired 95% interval" in text
   alone = render_report(run, {}).read_text()
   assert "groups-accuracy" in _sections(alone) and "plot-groups-accuracy" in alone
   other = _run(tmp_path / "other", None)
   (other / "predictions.npz").write_bytes(people_table(0.9, data_digest="another").to_bytes())
   unpaired = render_report(run, {"plain": other}).read_text()
   assert "groups-accuracy" in _sections(unpaired)  # of the run alone
+  assert "unpaired 95% interval" in unpaired
 
 
 def test_groups_that_cannot_be_shown_are_no_error(tmp_path, record):
