@@ -150,7 +150,10 @@ def prepare(config: Config) -> Run:
   """
   if config.train.tensorboard:
     tensorboard.check_available()
-  # A solver is one pass on one device.
+  if config.solver.method != "none" and jax.process_count() > 1:
+    raise ValueError(
+      f"solver.method={config.solver.method!r} is one pass on one device: start one process."
+    )
   mesh = build_mesh(config.mesh) if config.solver.method == "none" else one_device()
   data = config.data
   source = open_split(config, data.train_split)
