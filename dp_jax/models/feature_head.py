@@ -57,7 +57,7 @@ class FeatureHead(nnx.Module):
     """float[N, features] -> logits float[N, num_classes]."""
     centre = None if self.centre is None else self.centre[...]
     transform = None if self.transform is None else self.transform[...]
-    return self.head(feature_map(inputs, self.power, centre, transform))
+    return self.head(feature_map(inputs, self.power, centre, transform)).astype(jnp.float32)
 
 
 def feature_map(
