@@ -9,7 +9,7 @@ from dp_jax.models.build import MODELS, VECTORS, ModelSpec
 SIZES = {
   "convnet": {"widths": (4,), "strides": (2,), "groups": 2},
   "efficientnet_lite": {"size": "lite0"},
-  "feature_head": {"power": 0.5, "centred": True, "transformed": True},
+  "feature_head": {"power": 0.5, "centred": True},  # a whitening product stays float32
   "linear": {},
   "resnet": {"depth": 18, "width": 4, "groups": 2},
   "vit": {"size": "ti16", "depth": 1, "width": 8, "heads": 2, "patch": 4},
