@@ -10,11 +10,12 @@ import numpy as np
 import optax
 
 from dp_jax.gradients import compensated as pairs
-from dp_jax.gradients.clipping import clipped_grad
+from dp_jax.gradients.clipping import clipped_grad, plain_units_under_removal
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.keys import step_key
 from dp_jax.gradients.noise import add_noise
 from dp_jax.gradients.optimizers import make_optimizer, make_schedule
+from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.solvers.data import Rows, Units
 from dp_jax.solvers.noised import Releases
 
@@ -94,9 +95,18 @@ def head_loss(params: Params, unit: Units, key: Any = None) -> jax.Array:
   return jnp.sum(jnp.where(unit["record_mask"], losses, 0.0)) / count
 
 
-def gradient_sum(clip_norm: float) -> Callable[..., Compensated]:
-  """(params, total, units, mask) -> total with the clipped gradients of a shard added."""
-  grad_fn = clipped_grad(head_loss, clip_norm, compensated=True)
+def gradient_sum(mechanism: Mechanism, num_units: float) -> Callable[..., Compensated]:
+  """(params, total, units, mask) -> total with the clipped gradients of a shard added.
+
+  Args:
+    mechanism: of the gradients.
+    num_units: about how many are summed: the public divisor.
+  """
+  removed = mechanism.adjacency == "add_or_remove_one"  # then later units move to other places
+  grad_fn = clipped_grad(
+    head_loss, mechanism.clip_norm, compensated=True,
+    microbatch_size=plain_units_under_removal(num_units) if removed else None,
+  )  # fmt: skip
 
   def accumulate(params: Params, total: Compensated, units: Units, mask: jax.Array) -> Compensated:
     part, _ = grad_fn(params, units, mask)
@@ -106,7 +116,8 @@ def gradient_sum(clip_norm: float) -> Callable[..., Compensated]:
 
 
 def _compiled(settings: Descent, releases: Releases, num_units: float) -> tuple[Any, Any]:
-  stddev = releases.mechanisms[GRADIENT].stddev
+  mechanism = releases.mechanisms[GRADIENT]
+  stddev = mechanism.stddev
   optimizer = settings.transform()
 
   def finish(
@@ -118,4 +129,4 @@ def _compiled(settings: Descent, releases: Releases, num_units: float) -> tuple[
     updates, opt_state = optimizer.update(mean, opt_state, params)
     return optax.apply_updates(params, updates), opt_state
 
-  return gradient_sum(settings.clip_norm), jax.jit(finish, donate_argnums=(0, 1))
+  return gradient_sum(mechanism, num_units), jax.jit(finish, donate_argnums=(0, 1))

@@ -70,7 +70,7 @@ class Newton:
     centre = self.preprocessing.centre(data, releases)
     rows = Rows(data, power, centre)
     kernel = jnp.zeros((data.num_features, data.num_classes))
-    accumulate_gradient = gradient_sum(self.clip_norm)
+    accumulate_gradient = gradient_sum(releases.mechanisms[GRADIENT], data.num_units)
     edge = noise_edge(releases.mechanisms[HESSIAN], data.num_features)
     for step in range(self.steps):
       total = accumulate(rows, weighted_moments(ROW_NORM, _curvature(kernel), CURVATURE_BOUND))
