@@ -47,7 +47,7 @@ def _run(folder, seed, declared, malformed=0):
   for path in sorted((folder / "run").rglob("*")):
     name = str(path.relative_to(folder / "run"))
     if path.is_file() and not name.startswith(("private/", "checkpoints/")):
-      shown[name] = path.read_text() if name not in NOISED else ""
+      shown[name] = path.read_bytes().decode("latin-1") if name not in NOISED else ""
   return {name: text.replace(str(folder), "FOLDER") for name, text in shown.items()}
 
 
