@@ -41,14 +41,14 @@ def measure(num_units: int) -> dict[str, float]:
     }
   )
   loop = loop_module._loop(prepare(config), WorkDir(Path("unused")), MasterKey.from_os())
-  units, held = loop.run.loader.num_units, [0]
+  loader, held = loop.run.loader, [0]
 
   class Repeated:
     """Every unit is one of those of the data set."""
 
     def load(self, indices: np.ndarray, size: int):
       held[0] = max(held[0], sum(x.nbytes for x in jax.live_arrays()))
-      return loop.run.loader.load(indices % units, size)
+      return loader.load(indices % loader.num_units, size)
 
   run = dataclasses.replace(loop.run, loader=Repeated())
   sampler = dataclasses.replace(loop.sampler, indices=lambda step: np.arange(num_units))
