@@ -6,7 +6,6 @@ stands beside them under another name until the last one is written.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dp_jax.data.folder_lock import held
 from dp_jax.data.npy_shards import MANIFEST, file_name
 
 _PLAN = "unfinished_manifest.json"
@@ -44,16 +44,7 @@ class ResumableShards:
       ValueError: if it cannot be written, is held by another process, or holds anything else than
         shards of this manifest; each difference is named. Nothing in it has been changed then.
     """
-    try:
-      self._folder.mkdir(parents=True, exist_ok=True)
-      lock = open(self._folder / ".lock", "a")  # noqa: SIM115 - held until all is written
-    except OSError as error:
-      raise ValueError(f"cannot write to {str(self._folder)!r}: {error.strerror}.") from error
-    with lock:
-      try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except BlockingIOError as error:
-        raise ValueError(f"another process is writing to {str(self._folder)!r}.") from error
+    with held(self._folder, doing="writing to"):
       self._claim()
       yield
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from dp_jax.data.pipeline import in_order
 from dp_jax.data.units import UnitLoader
 from dp_jax.gradients.noise import check_stddev
 from dp_jax.privacy.keys import MasterKey
@@ -91,8 +91,8 @@ def solve_state(
   """
 
   def shards() -> Iterator[Shard]:
-    for start in range(0, loader.num_units, size):
-      yield loader.load(np.arange(start, min(start + size, loader.num_units)), size)
+    for _, units, mask in in_order(loader, size):
+      yield units, mask
 
   num_features = state.params["head.kernel"].shape[0]
   data = FeatureData(shards, num_features, num_classes, num_units)

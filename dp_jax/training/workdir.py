@@ -1,13 +1,13 @@
 """The folder of a run: who may read what, and whose run it is."""
 
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dp_jax.data.folder_lock import held
 from dp_jax.report.atomic import write_text
 from dp_jax.training.distributed import is_first
 
@@ -59,16 +59,7 @@ class WorkDir:
       ValueError: if the folder cannot be written, belongs to another run (each difference is
         named), or is held by another process. Nothing in it has been changed then.
     """
-    try:
-      self.path.mkdir(parents=True, exist_ok=True)
-      lock = open(self.path / ".lock", "a")  # noqa: SIM115 - held until the run ends
-    except OSError as error:
-      raise ValueError(f"cannot write to workdir {str(self.path)!r}: {error.strerror}.") from error
-    with lock:
-      try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-      except BlockingIOError as error:
-        raise ValueError(f"another process is training in {str(self.path)!r}.") from error
+    with held(self.path, name="workdir", doing="training in"):
       self._claim(config)
       with owner_only():
         for folder in (self.private, self.checkpoints):
