@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dp_jax.evaluation.groups import Partition, incidence
+from dp_jax.evaluation.groups import CLASS, Partition, incidence, partitions, unit_counts
+from dp_jax.evaluation.predictions import PredictionTable
 
 MIN_UNITS = 11
 
@@ -37,6 +38,35 @@ def suppressed(parts: Sequence[Partition], counts: np.ndarray) -> np.ndarray:
   while True:
     if not _complete_lines(lines, counts, hidden) and not _protect(lines, counts, hidden, tables):
       return hidden
+
+
+def hidden_classes(
+  table: PredictionTable, num_classes: int, groups: Sequence[str] = ()
+) -> np.ndarray:
+  """Which classes not to show, of data declared private.
+
+  Args:
+    table: the predictions, of one label a record.
+    num_classes: how many classes there are.
+    groups: columns that are shown beside the classes; where "class" is among them, what is hidden
+      in their table is hidden.
+
+  Returns:
+    bool[num_classes]; True also for classes that nobody is of.
+
+  Raises:
+    ValueError: if a column is not there.
+  """
+  parts = partitions(table, groups if CLASS in groups else (CLASS,))
+  units = np.unique(table.unit, return_inverse=True)[1]
+  out = suppressed(parts, unit_counts(parts, units))
+  start, hidden = 0, np.ones(num_classes, bool)
+  for part in parts:
+    if part.columns == (CLASS,):
+      for place, (label,) in enumerate(part.groups):
+        hidden[int(label)] = out[start + place]
+    start += len(part.groups)
+  return hidden
 
 
 def _complete_lines(

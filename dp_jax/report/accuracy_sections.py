@@ -1,21 +1,19 @@
-"""The report's sections on accuracy; only for runs whose data were declared public."""
+"""The report's sections on accuracy and on what privacy cost of it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from dp_jax.evaluation.paired import accuracy_difference
 from dp_jax.evaluation.predictions import load_predictions
 from dp_jax.report import formatting, page, plots
-from dp_jax.report.page import Markup, Section
+from dp_jax.report.page import Section
 from dp_jax.report.plots import Interval
-from dp_jax.report.run_view import RunView, number, wilson
+from dp_jax.report.run_view import RunView, number
 
 # Metrics of two classes or several labels, where a run has them.
 _RANKS = {"auroc": "AUROC", "average_precision": "average precision"}
-MAX_ROWS = 20  # more classes than this and only the hardest are drawn
 
 
 def accuracy_section(runs: Sequence[RunView]) -> Section | None:
@@ -61,73 +59,6 @@ def cost_section(main: RunView, others: Sequence[RunView]) -> Section | None:
   return Section("cost", "The cost of privacy", body)
 
 
-def class_section(runs: Sequence[RunView]) -> Section | None:
-  """Accuracy of each class, every run."""
-  with_classes = [run for run in runs if any(_class_intervals(run))]
-  if not with_classes:
-    return None
-  intervals = {run.label: _class_intervals(run) for run in with_classes}
-  size = min(len(values) for values in intervals.values())
-  names = class_names(runs[0], size)
-  first = intervals[with_classes[0].label]
-  order = list(range(size))
-  intro = ""
-  if size > MAX_ROWS:
-    order = sorted(order, key=lambda k: _value(first[k]))[:MAX_ROWS]
-    intro = page.paragraph(f"The {MAX_ROWS} hardest of {size} classes.", "note")
-  labels = {run.label: formatting.one_line(run.label, 24) for run in with_classes}
-  svg = plots.class_plot(
-    [names[k] for k in order],
-    {labels[label]: [values[k] for k in order] for label, values in intervals.items()},
-  )
-  rows: list[list[page.Cell]] = [
-    [names[k], *(_interval_text(values[k]) for values in intervals.values())] for k in range(size)
-  ]
-  numbers = page.table("Accuracy of each class", ["class", *intervals], rows)
-  caption = "Accuracy on the held-out records of each class, with 95% intervals."
-  gap = page.table(
-    "Hardest and easiest class",
-    ["run", "hardest class", "easiest class", "gap"],
-    [_gap_row(run, intervals[run.label], names) for run in with_classes],
-  )
-  return Section(
-    "classes", "Accuracy of each class", intro + gap + page.plot(svg, caption, numbers)
-  )
-
-
-def confusion_section(run: RunView) -> Section | None:
-  """The confusion matrix as a shaded table; for many classes, the most frequent confusions."""
-  matrix = _confusion(run)
-  if matrix is None:
-    return None
-  names = class_names(run, len(matrix))
-  body = page.paragraph(
-    f"Rows are the true class, columns the predicted one, of the run “{run.label}”."
-  )
-  if len(matrix) <= MAX_ROWS:
-    body += page.table(
-      "Confusion matrix (records)",
-      ["true \\ predicted", *names],
-      [[names[i], *_shaded(row, i)] for i, row in enumerate(matrix)],
-      "matrix",
-    )
-  pairs = sorted(
-    ((n, i, j) for i, row in enumerate(matrix) for j, n in enumerate(row) if i != j and n),
-    key=lambda item: (-item[0], item[1], item[2]),
-  )
-  if len(matrix) > MAX_ROWS:
-    top: list[list[page.Cell]] = [
-      [names[i], names[j], formatting.count(n)] for n, i, j in pairs[:MAX_ROWS]
-    ]
-    body += page.table("Most frequent confusions", ["true", "predicted", "records"], top)
-  elif pairs:
-    n, i, j = pairs[0]
-    body += page.paragraph(
-      f"Most frequent confusion: {names[i]} taken for {names[j]}, {formatting.count(n)} times."
-    )
-  return Section("confusion", "Confusion matrix", body)
-
-
 def accuracy_tiles(main: RunView, others: Sequence[RunView]) -> list[tuple[str, str, str]]:
   """The tiles on accuracy: the run's own, and its distance from a run without privacy."""
   own = main.accuracy()
@@ -142,16 +73,6 @@ def accuracy_tiles(main: RunView, others: Sequence[RunView]) -> list[tuple[str, 
       found.append(("Cost of privacy", f"{points:.1f} points", f"against “{other.label}”"))
       break
   return found
-
-
-def class_names(run: RunView, size: int) -> list[str]:
-  """The names of the classes, their numbers where the run declares none."""
-  names: Any = None
-  if run.record is not None:
-    names = run.record.get("treated_as_public", {}).get("class_names")
-  if isinstance(names, (list, tuple)) and len(names) >= size:
-    return [formatting.one_line(name, 60) for name in names[:size]]
-  return [str(k) for k in range(size)]
 
 
 def _accuracy_row(run: RunView, accuracy: Interval, ranks: Sequence[str]) -> list[page.Cell]:
@@ -221,55 +142,3 @@ def _interval_of(
   )
   half = 1.96 * math.sqrt(variance)
   return theirs.value - own.value - half, theirs.value - own.value + half, "unpaired"
-
-
-def _confusion(run: RunView) -> list[list[int]] | None:
-  matrix = run.final.get("confusion")
-  if not isinstance(matrix, list) or not matrix:
-    return None
-  if any(not isinstance(row, list) or len(row) != len(matrix) for row in matrix):
-    return None
-  return [[int(number(n) or 0) for n in row] for row in matrix]
-
-
-def _class_intervals(run: RunView) -> list[Interval | None]:
-  matrix = _confusion(run)
-  if matrix is None:
-    return []
-  return [wilson(row[k] / sum(row), sum(row)) if sum(row) else None for k, row in enumerate(matrix)]
-
-
-def _value(interval: Interval | None) -> float:
-  return 2.0 if interval is None else interval.value
-
-
-def _interval_text(interval: Interval | None) -> str:
-  if interval is None:
-    return "no records"
-  low, high = formatting.percent(interval.low), formatting.percent(interval.high)
-  return f"{formatting.percent(interval.value)} ({low} to {high})"
-
-
-def _gap_row(
-  run: RunView, intervals: Sequence[Interval | None], names: Sequence[str]
-) -> list[page.Cell]:
-  known = [(v.value, k) for k, v in enumerate(intervals) if v is not None]
-  (low, worst), (high, best) = min(known), max(known)
-  return [
-    run.label,
-    f"{names[worst]} ({formatting.percent(low)})",
-    f"{names[best]} ({formatting.percent(high)})",
-    f"{100 * (high - low):.1f} points",
-  ]
-
-
-def _shaded(row: Sequence[int], own: int) -> list[Markup]:
-  total = sum(row) or 1
-  kind = {True: "hit", False: "miss"}
-  return [
-    Markup(
-      f'<span class="{kind[j == own]}" style="--share:{n / total:.3f}">'
-      f"{formatting.count(n) if n else '·'}</span>"
-    )
-    for j, n in enumerate(row)
-  ]

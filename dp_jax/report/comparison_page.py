@@ -33,6 +33,7 @@ class Compared:
     unit: what was resampled, such as "patient_id".
     units: how many; 0 where that is not to be shown.
     resamples: how many resamples.
+    groups: the columns that make up groups.
     private: whether the data were declared private.
     final: of the final models, one for each metric.
     matched: the same at equal overall accuracy; empty where no steps of the plain run were kept.
@@ -44,6 +45,7 @@ class Compared:
   unit: str
   units: int
   resamples: int
+  groups: tuple[str, ...]
   private: bool
   final: Sequence[Comparison]
   matched: Sequence[Comparison]

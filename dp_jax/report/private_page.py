@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dp_jax.evaluation.disclosure import MIN_UNITS
+from dp_jax.evaluation.predictions import load_predictions
 from dp_jax.report import (
   accuracy_sections,
   calibration_section,
+  class_sections,
   diagnostics_section,
   group_sections,
   page,
@@ -17,24 +20,36 @@ from dp_jax.report.run_view import RunView
 
 
 def measured_sections(
-  main: RunView, others: Sequence[RunView], *, groups: bool = True
+  main: RunView, others: Sequence[RunView], *, compared: Sequence[str] | None = None
 ) -> list[Section]:
   """What was measured on held-out records: accuracy, cost, groups, classes, calibration.
 
   Args:
     main: the run that the page is of.
     others: runs on the same data beside it.
-    groups: whether to have the sections on groups.
+    compared: the columns whose groups the page shows already; None for sections on data.groups.
   """
+  if _has_too_few(main):
+    return []
   runs = [main, *others]
   found = [accuracy_sections.accuracy_section(runs), accuracy_sections.cost_section(main, others)]
-  found += group_sections.group_sections(main, others) if groups else []
+  found += group_sections.group_sections(main, others) if compared is None else []
   found += [
-    accuracy_sections.class_section(runs),
-    accuracy_sections.confusion_section(main),
+    class_sections.class_section(runs, compared or ()),
+    class_sections.confusion_section(main, compared or ()),
     calibration_section.calibration_section(runs),
   ]
   return [section for section in found if section is not None]
+
+
+def _has_too_few(run: RunView) -> bool:
+  """Whether so few private people were held out that no figure on all of them may be shown."""
+  if run.declared == "public" or run.predictions is None:
+    return False
+  try:
+    return load_predictions(run.predictions).num_units < MIN_UNITS
+  except ValueError:  # no predictions in the file: the sections that need them say so
+    return False
 
 
 def private_page(main: RunView, others: Sequence[RunView], *, include_private: bool) -> str | None:

@@ -105,7 +105,8 @@ def compare_runs(
     data=_data_name(sides[0].config["data"]), split=str(table.about.get("split", "")),
     unit=str(table.about.get("unit", "record")),
     units=table.num_units if not private or table.num_units >= MIN_UNITS else 0,
-    resamples=resamples, private=private, final=final, matched=matched, matched_note=note,
+    resamples=resamples, groups=tuple(groups), private=private, final=final, matched=matched,
+    matched_note=note,
   )  # fmt: skip
   return _write(sides, compared)
 
@@ -129,7 +130,7 @@ def _write(sides: tuple[_Side, _Side], compared: Compared) -> Compare:
         run_view.load(side.folder.path, label, inside=True)
         for side, label in zip(sides, compared.final[0].labels, strict=True)
       ]
-      further = measured_sections(runs[0], runs[1:], groups=False)
+      further = measured_sections(runs[0], runs[1:], compared=compared.groups)
       write_bytes(target, comparison_page(compared, further).encode())
       write_bytes(target.with_suffix(".json"), (json.dumps(content, indent=2) + "\n").encode())
     else:

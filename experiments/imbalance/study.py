@@ -24,7 +24,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 from scipy import stats
 
-from dp_jax.data.source import Source
+from dp_jax.data.source import RecordError, Source
 from dp_jax.evaluation.predictions import PredictionTable, load_predictions
 from dp_jax.evaluation.seeds import over_seeds
 from dp_jax.report import formatting
@@ -84,7 +84,7 @@ def run_study(
   for seed in range(seeds):
     for share in shares:
       made = folder / f"share_{share:g}" / f"seed_{seed}"
-      here = _with_data(config, made, label, share, seed)
+      here = with_rare_class(config, made, label, share, seed)
       plain = _train(here, None, made / "plain")
       points.append(_point(share, None, seed, plain[-1], None))
       for epsilon in epsilons:
@@ -95,8 +95,16 @@ def run_study(
   return points
 
 
-def _with_data(config: Config, folder: Path, label: int, share: float, seed: int) -> Config:
-  """The configuration on a copy of the data in which the class is rare."""
+def with_rare_class(config: Config, folder: Path, label: int, share: float, seed: int) -> Config:
+  """The configuration on a copy of the data in which the class is rare.
+
+  Args:
+    config: of data of any source whose records all have one shape.
+    folder: gets the copy, train.npz and test.npz.
+    label: the class.
+    share: of its training records that is kept.
+    seed: picks them.
+  """
   source = open_split(config, config.data.train_split)
   if not (folder / "train.npz").exists():
     folder.mkdir(parents=True, exist_ok=True)
@@ -123,10 +131,15 @@ def _read(source: Source) -> tuple[np.ndarray, np.ndarray]:
   inputs, labels = [], []
   for start in range(0, len(source), _READ):
     records = source.gather(np.arange(start, min(start + _READ, len(source))))
-    if not isinstance(records, dict):
-      raise ValueError(f"{source.info.name} holds a record that cannot be read.")
-    inputs.append(records["inputs"])
-    labels.append(records["label"])
+    if isinstance(records, dict):
+      inputs.append(records["inputs"])
+      labels.append(records["label"])
+      continue
+    for record in records:
+      if isinstance(record, RecordError):
+        raise ValueError(f"{source.info.name} holds a record that cannot be read: {record}")
+      inputs.append(record["inputs"][None])
+      labels.append(np.array([record["label"]]))
   return np.concatenate(inputs), np.concatenate(labels)
 
 
@@ -172,19 +185,18 @@ def _point(
 def rare_table(points: Sequence[Point], label: int) -> str:
   """Accuracy of the rare class against that of all records, as Markdown."""
   lines = [
-    "| kept of the class | epsilon | all records | the class | at that accuracy without privacy |",
-    "| --- | --- | --- | --- | --- |",
+    "| kept of the class | epsilon | all records | the class | at that accuracy without privacy |"
+    " difference, points |",
+    "| --- | --- | --- | --- | --- | --- |",
   ]
   for share, epsilon in dict.fromkeys((p.share, p.epsilon) for p in points):
     own = [p for p in points if (p.share, p.epsilon) == (share, epsilon)]
     matched = [p.matched for p in own if p.matched is not None]
-    cells = [
-      _mean([p.overall for p in own]),
-      _mean([p.classes[label] for p in own]),
-      f"{_mean([m[1] for m in matched])} (all: {_mean([m[0] for m in matched])})"
-      if matched
-      else "",
-    ]
+    cells = [_mean([p.overall for p in own]), _mean([p.classes[label] for p in own]), "", ""]
+    if matched:
+      cells[2] = f"{_mean([m[1] for m in matched])} (all: {_mean([m[0] for m in matched])})"
+      apart = [p.classes[label] - m[1] for p, m in zip(own, matched, strict=True)]
+      cells[3] = _mean(apart, signed=True)
     name = "none" if epsilon is None else f"{epsilon:g}"
     lines.append(f"| {formatting.percent(share, 0)} | {name} | {' | '.join(cells)} |")
   return "\n".join(lines)
@@ -223,11 +235,12 @@ def difficulty_table(found: dict[str, Any]) -> str:
   return "\n".join(lines)
 
 
-def _mean(values: Sequence[float]) -> str:
-  """Percent, with half of the 95% interval over seeds."""
+def _mean(values: Sequence[float], *, signed: bool = False) -> str:
+  """Percent, or points with a sign, with half of the 95% interval over seeds."""
   found = over_seeds(values)
   half = "" if np.isnan(found.low) else f" ± {100 * (found.high - found.value):.1f}"
-  return f"{formatting.percent(found.value)}{half}"
+  value = f"{100 * found.value:+.1f}" if signed else formatting.percent(found.value)
+  return f"{value}{half}"
 
 
 def main(argv: list[str]) -> None:

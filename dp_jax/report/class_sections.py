@@ -1,0 +1,188 @@
+"""The report's sections on classes: accuracy of each, and which are taken for which.
+
+On private data, classes of few people are suppressed by the rule that holds for groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dp_jax.evaluation.disclosure import hidden_classes
+from dp_jax.evaluation.predictions import load_predictions
+from dp_jax.report import formatting, page, plots
+from dp_jax.report.page import Markup, Section
+from dp_jax.report.plots import Interval
+from dp_jax.report.run_view import RunView, number, wilson
+
+MAX_ROWS = 20  # more classes than this and only the hardest are drawn
+SUPPRESSED = "suppressed"
+
+Matrix = list[list[int] | None]
+
+
+def class_section(runs: Sequence[RunView], groups: Sequence[str] = ()) -> Section | None:
+  """Accuracy of each class, every run.
+
+  Args:
+    runs: the main one first.
+    groups: the columns of the groups that stand on the same page, which may have "class" among
+      them: what is suppressed there is suppressed here.
+  """
+  found = {run.label: (run, _confusion(run, groups)) for run in runs}
+  matrices = {label: matrix for label, (_, matrix) in found.items() if matrix is not None}
+  if not any(_interval(matrix, k) for matrix in matrices.values() for k in range(len(matrix))):
+    return None
+  size = min(len(matrix) for matrix in matrices.values())
+  names = class_names(runs[0], size)
+  intervals = {
+    label: [_interval(matrix, k) for k in range(size)] for label, matrix in matrices.items()
+  }
+  order = list(range(size))
+  intro = ""
+  if size > MAX_ROWS:
+    first = next(iter(intervals.values()))
+    order = sorted(order, key=lambda k: _value(first[k]))[:MAX_ROWS]
+    intro = page.paragraph(f"The {MAX_ROWS} hardest of {size} classes.", "note")
+  svg = plots.class_plot(
+    [names[k] for k in order],
+    {
+      formatting.one_line(label, 24): [values[k] for k in order]
+      for label, values in intervals.items()
+    },
+  )
+  rows: list[list[page.Cell]] = [
+    [names[k], *(_interval_text(matrix, k) for matrix in matrices.values())] for k in range(size)
+  ]
+  numbers = page.table("Accuracy of each class", ["class", *intervals], rows)
+  caption = "Accuracy on the held-out records of each class, with 95% intervals."
+  gap = page.table(
+    "Hardest and easiest class",
+    ["run", "hardest class", "easiest class", "gap"],
+    [_gap_row(label, values, names) for label, values in intervals.items()],
+  )
+  return Section(
+    "classes", "Accuracy of each class", intro + gap + page.plot(svg, caption, numbers)
+  )
+
+
+def confusion_section(run: RunView, groups: Sequence[str] = ()) -> Section | None:
+  """The confusion matrix as a shaded table; for many classes, the most frequent confusions.
+
+  Args:
+    run: whose matrix.
+    groups: as of `class_section`.
+  """
+  matrix = _confusion(run, groups)
+  if matrix is None:
+    return None
+  names = class_names(run, len(matrix))
+  body = page.paragraph(
+    f"Rows are the true class, columns the predicted one, of the run “{run.label}”."
+  )
+  if len(matrix) <= MAX_ROWS:
+    body += page.table(
+      "Confusion matrix (records)",
+      ["true \\ predicted", *names],
+      [_row(names[i], row, i, len(matrix)) for i, row in enumerate(matrix)],
+      "matrix",
+    )
+  pairs = sorted(
+    ((n, i, j) for i, row in enumerate(matrix) for j, n in enumerate(row or ()) if i != j and n),
+    key=lambda item: (-item[0], item[1], item[2]),
+  )
+  if len(matrix) > MAX_ROWS:
+    top: list[list[page.Cell]] = [
+      [names[i], names[j], formatting.count(n)] for n, i, j in pairs[:MAX_ROWS]
+    ]
+    body += page.table("Most frequent confusions", ["true", "predicted", "records"], top)
+  elif pairs:
+    n, i, j = pairs[0]
+    times = "once" if n == 1 else f"{formatting.count(n)} times"
+    body += page.paragraph(f"Most frequent confusion: {names[i]} taken for {names[j]}, {times}.")
+  return Section("confusion", "Confusion matrix", body)
+
+
+def class_names(run: RunView, size: int) -> list[str]:
+  """The names of the classes, their numbers where the run declares none."""
+  names: Any = None
+  if run.record is not None:
+    names = run.record.get("treated_as_public", {}).get("class_names")
+  if isinstance(names, (list, tuple)) and len(names) >= size:
+    return [formatting.one_line(name, 60) for name in names[:size]]
+  return [str(k) for k in range(size)]
+
+
+def _confusion(run: RunView, groups: Sequence[str]) -> Matrix | None:
+  """The rows of the true classes; None for a row that is suppressed."""
+  matrix = run.final.get("confusion")
+  if not isinstance(matrix, list) or not matrix:
+    return None
+  if any(not isinstance(row, list) or len(row) != len(matrix) for row in matrix):
+    return None
+  hidden = _hidden(run, len(matrix), groups)
+  return [
+    None if h else [int(number(n) or 0) for n in row] for h, row in zip(hidden, matrix, strict=True)
+  ]
+
+
+def _hidden(run: RunView, size: int, groups: Sequence[str]) -> np.ndarray:
+  """bool[size]: classes to suppress; all of private data whose people cannot be counted."""
+  if run.declared == "public":
+    return np.zeros(size, bool)
+  try:
+    if run.predictions is not None:
+      return hidden_classes(load_predictions(run.predictions), size, groups)
+  except ValueError:
+    pass  # no predictions in the file, or the columns are not theirs
+  return np.ones(size, bool)
+
+
+def _interval(matrix: Matrix, k: int) -> Interval | None:
+  row = matrix[k] or []
+  total = sum(row)
+  return wilson(row[k] / total, total) if total else None
+
+
+def _interval_text(matrix: Matrix, k: int) -> str:
+  interval = _interval(matrix, k)
+  if interval is None:
+    return SUPPRESSED if matrix[k] is None else "no records"
+  low, high = formatting.percent(interval.low), formatting.percent(interval.high)
+  return f"{formatting.percent(interval.value)} ({low} to {high})"
+
+
+def _value(interval: Interval | None) -> float:
+  return 2.0 if interval is None else interval.value
+
+
+def _gap_row(
+  label: str, intervals: Sequence[Interval | None], names: Sequence[str]
+) -> list[page.Cell]:
+  known = [(v.value, k) for k, v in enumerate(intervals) if v is not None]
+  if not known:
+    return [label, "", "", ""]
+  (low, worst), (high, best) = min(known), max(known)
+  return [
+    label,
+    f"{names[worst]} ({formatting.percent(low)})",
+    f"{names[best]} ({formatting.percent(high)})",
+    f"{100 * (high - low):.1f} points",
+  ]
+
+
+def _row(name: str, row: Sequence[int] | None, own: int, size: int) -> list[page.Cell]:
+  if row is None:
+    return [f"{name} ({SUPPRESSED})", *[""] * size]
+  total = sum(row) or 1
+  kind = {True: "hit", False: "miss"}
+  cells = [
+    Markup(
+      f'<span class="{kind[j == own]}" style="--share:{n / total:.3f}">'
+      f"{formatting.count(n) if n else '·'}</span>"
+    )
+    for j, n in enumerate(row)
+  ]
+  return [name, *cells]

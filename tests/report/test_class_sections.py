@@ -1,0 +1,107 @@
+"""Accuracy of classes and the confusion matrix: small classes of private data are suppressed."""
+
+import json
+
+import numpy as np
+import pytest
+from made_up_runs import CLASS_NAMES, write_run
+
+from dp_jax.evaluation.disclosure import hidden_classes
+from dp_jax.evaluation.predictions import PredictionTable
+from dp_jax.report.html import private_path, render_report
+from dp_jax.report.private_page import measured_sections
+from dp_jax.report.run_view import load
+
+# People of each class, with two records each; of the second, every third record is taken for 0.
+PEOPLE = (60, 9, 30)
+
+
+def _table(people=PEOPLE, **groups):
+  label = np.repeat(np.arange(len(people)), np.array(people) * 2).astype(np.int32)
+  predicted = label.copy()
+  predicted[(label == 1) & (np.arange(len(label)) % 3 == 0)] = 0
+  return PredictionTable(
+    record=np.arange(len(label)), unit=np.arange(len(label)) // 2, label=label,
+    predicted=predicted, label_probability=np.full(len(label), 0.5, np.float32),
+    score=np.zeros(0, np.float32), groups=groups, about={"split": "test"},
+  )  # fmt: skip
+
+
+def _run(folder, declared, table, record=None):
+  run = write_run(folder, record, declared=declared)
+  place = run if declared == "public" else run / "private"
+  place.mkdir(exist_ok=True)
+  confusion = np.zeros((3, 3), int)
+  np.add.at(confusion, (table.label, table.predicted), 1)
+  metrics = {
+    "accuracy": float(np.mean(table.label == table.predicted)), "num_records": len(table.label),
+    "confusion": confusion.tolist(),
+  }  # fmt: skip
+  line = {"step": 20, "split": "test", "final": True, "metrics": metrics}
+  (run / "metrics.jsonl").unlink()
+  (place / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+  (place / "predictions.npz").write_bytes(table.to_bytes())
+  return run
+
+
+def _section(text, anchor):
+  return text.split(f'<section id="{anchor}"')[1].split("</section>")[0]
+
+
+def test_small_classes_of_private_data_are_suppressed_with_what_gives_them_away(tmp_path):
+  run = _run(tmp_path, "private", _table())
+  render_report(run, {})
+  text = private_path(run).read_text()
+  classes, confusion = (_section(text, anchor) for anchor in ("classes", "confusion"))
+  # 9 people are too few, and all people less the 60 would give the 30 and the 9 together, 39.
+  assert classes.count("suppressed") == 2 and "100.0% (96.9% to 100.0%)" in classes
+  assert "66.7%" not in text and "18" not in confusion and "60" not in confusion
+  assert confusion.count("(suppressed)") == 2 and ">120<" in confusion
+  assert "Most frequent" not in confusion  # the only mistakes are of the class that is hidden
+
+
+def test_public_data_show_every_class(tmp_path):
+  text = render_report(_run(tmp_path, "public", _table()), {}).read_text()
+  assert "suppressed" not in text and "66.7%" in _section(text, "classes")
+  assert "Most frequent confusion: 1 taken for 0, 6 times." in _section(text, "confusion")
+
+
+def test_without_countable_people_no_class_of_private_data_is_shown(tmp_path):
+  run = _run(tmp_path, "private", _table())
+  (run / "private" / "predictions.npz").write_bytes(b"torn")
+  render_report(run, {})
+  text = private_path(run).read_text()
+  assert '<section id="classes"' not in text and "120" not in _section(text, "confusion")
+
+
+def test_too_few_people_of_private_data_show_nothing(tmp_path):
+  run = _run(tmp_path / "few", "private", _table((4, 3, 3)))
+  assert measured_sections(load(run, "few", inside=True), []) == []
+  run = _run(tmp_path / "public", "public", _table((4, 3, 3)))
+  assert measured_sections(load(run, "few"), [])
+
+
+def test_records_are_not_people():
+  """24 records of 8 people are too few; counted as records they would be shown."""
+  table = _table((60, 12, 30))
+  hidden = hidden_classes(table, len(CLASS_NAMES))
+  assert hidden.tolist() == [False] * 3
+  people = np.where(table.label == 1, 500 + np.arange(len(table.label)) // 3 % 8, table.unit)
+  few = table.of_people(people, {}, {})
+  assert hidden_classes(few, len(CLASS_NAMES)).tolist() == [False, True, True]
+
+
+def test_classes_that_nobody_is_of_are_not_told_from_small_ones():
+  assert hidden_classes(_table(), 5).tolist() == [False, True, True, True, True]
+
+
+def test_what_is_hidden_beside_other_columns_is_hidden_among_the_classes():
+  """Class 2, all in clinic a, would give away 5 people of class 1 there, and is hidden too."""
+  table = _table((60, 40, 30))
+  elsewhere = ((table.label == 1) & (table.unit >= 65)) | ((table.label == 0) & (table.unit < 20))
+  clinic = np.where(elsewhere, "b", "a")
+  alone = hidden_classes(table, 3)
+  beside = hidden_classes(_table((60, 40, 30), clinic=clinic), 3, ["class", "clinic"])
+  assert alone.tolist() == [False] * 3 and beside.tolist() == [False, True, True]
+  with pytest.raises(ValueError, match="no group column 'colour'"):
+    hidden_classes(table, 3, ["class", "colour"])
