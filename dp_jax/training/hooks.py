@@ -1,10 +1,11 @@
 """What hangs off the loop: each hook is called after every step, in order."""
 
 import collections
+import json
+import time
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TextIO
 
-import jax
 import numpy as np
 
 from dp_jax.gradients.engines import ClipAux
@@ -16,10 +17,12 @@ from dp_jax.training.prepare import Run
 from dp_jax.training.progress import Progress
 from dp_jax.training.step import TrainState
 from dp_jax.training.tensorboard import Board
-from dp_jax.training.workdir import append_line
 
 # How often the epsilon that is shown is computed anew.
 _EPSILON_POINTS = 10
+# How long the private log may wait, and of how many units.
+_WRITE_SECONDS = 0.5
+_PENDING_UNITS = 2**16
 
 
 class Hook(Protocol):
@@ -35,16 +38,16 @@ class Hook(Protocol):
 class _Seen(NamedTuple):
   step: int
   num_units: int
-  pieces: list[tuple[ClipAux, jax.Array]]
+  pieces: list[tuple[ClipAux, np.ndarray]]
 
 
 class PrivateLog:
   """Training losses and norms of each step: not covered by the guarantee, so under private/ only.
 
-  A step's line is written when the next one is under way: until then its values are on the device,
-  and asking for them would stop the host. So the host is at most one step ahead. Of several hosts,
-  the one that writes tells of its own share of the units: to gather the others' at each step would
-  make all wait.
+  A line is written when the next step is under way: until then its values are on the device, and
+  asking for them would stop the host. Of short steps, some are written together: to make one takes
+  less processor time when it is done again at once. Each host has a log of its own, of its share of
+  the units: to gather them at each step would make all wait.
 
   Args:
     path: of the JSON lines.
@@ -54,19 +57,29 @@ class PrivateLog:
 
   def __init__(self, path: Path, run: Run, board: Board | None = None):
     self._path, self._board = path, board
+    self._file: TextIO | None = None
+    self._written = time.monotonic()
     private = run.privacy is not None
     self._clip_norm = run.mechanism.clip_norm if private else None
     self._flat = run.config.privacy.clipping == "flat"
     self._pending: collections.deque[_Seen] = collections.deque()
 
-  def add(self, step: int, num_units: int, pieces: list[tuple[ClipAux, jax.Array]]) -> None:
-    """Notes a step that has been handed to the device: (ClipAux, mask) of each microbatch."""
+  def add(self, step: int, num_units: int, pieces: list[tuple[ClipAux, np.ndarray]]) -> None:
+    """Notes a step that has been handed to the device.
+
+    Args:
+      step: steps done with it.
+      num_units: of the step, over all hosts.
+      pieces: (ClipAux, which of its rows on this host are real) of each microbatch.
+    """
     self._pending.append(_Seen(step, num_units, pieces))
 
   def after_step(self, step: int, state: TrainState) -> None:
-    """Writes the line of the step before."""
+    """Writes the lines up to that of the step before, if it is time."""
     del step, state
-    self._write(leave=1)
+    units = sum(seen.num_units for seen in self._pending)
+    if units > _PENDING_UNITS or time.monotonic() - self._written > _WRITE_SECONDS:
+      self._write(leave=1)
 
   def flush(self) -> None:
     """Writes what is pending."""
@@ -74,11 +87,17 @@ class PrivateLog:
 
   def close(self) -> None:
     """Leaves what is pending: of a loop that failed, the values may not exist."""
+    if self._file is not None:
+      self._file.close()
 
   def _write(self, leave: int) -> None:
+    self._written = time.monotonic()
     while len(self._pending) > leave:
       entry = self._entry(self._pending.popleft())
-      append_line(self._path, entry)
+      if self._file is None:  # and held open from then on: opening it for each line costs more
+        self._file = self._path.open("a")
+      self._file.write(json.dumps(entry) + "\n")
+      self._file.flush()
       if self._board is not None:
         self._board.scalars(entry["step"], "train", entry)
 

@@ -3,14 +3,11 @@
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
 
 from dp_jax.data.pipeline import Microbatch, Pipeline, cut, default_workers, load_microbatch
-from dp_jax.evaluation.classification import HeldOut, evaluate
-from dp_jax.evaluation.multilabel import HeldOutLabels
 from dp_jax.gradients.clipping import plain_units_under_removal
 from dp_jax.gradients.engines import ClipAux
 from dp_jax.gradients.keys import step_key
@@ -18,21 +15,22 @@ from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.samplers import Sampler
 from dp_jax.solvers.closed_form import ZeroHead
 from dp_jax.training.agreement import agree_on_draws
+from dp_jax.training.ahead import Ahead, Pace, StepInputs, num_bytes
 from dp_jax.training.checkpoint import Checkpoints
 from dp_jax.training.collectives import spread
-from dp_jax.training.distributed import from_first, gather, is_first, on_first
+from dp_jax.training.distributed import from_first, gather, is_first
 from dp_jax.training.engine_check import choose_engine
+from dp_jax.training.evaluating import Evaluation
 from dp_jax.training.flops import units_per_second_at_peak
-from dp_jax.training.held_out import keep_step
 from dp_jax.training.hooks import Hook, PrivateLog, Saving, Shown
 from dp_jax.training.keys import for_environment
-from dp_jax.training.mesh import Feed, describe, own_rows, place, put_key, shared_predict, to_host
+from dp_jax.training.mesh import Feed, describe, own_rows, place, put_key
 from dp_jax.training.prepare import Run, environment
 from dp_jax.training.progress import Progress
 from dp_jax.training.step import StepFunctions, TrainState, build_step
 from dp_jax.training.stopping import Stopped, StopSignal, listening
 from dp_jax.training.tensorboard import Board
-from dp_jax.training.workdir import WorkDir, append_line
+from dp_jax.training.workdir import WorkDir
 from dp_jax.training.zero_head import head_at_zero, sum_at_zero
 
 # How many microbatches may be on the devices at a time: one at work, and the next.
@@ -52,6 +50,8 @@ class Loop:
     feed: puts microbatches on the devices.
     pipeline: loads the microbatches ahead; None loads each when it is needed.
     zero_head: serves the first step in place of `functions.accumulate`, where it can.
+    ahead: keeps what the next steps need.
+    pace: holds the host back.
   """
 
   run: Run
@@ -62,47 +62,69 @@ class Loop:
   feed: Feed
   pipeline: Pipeline | None = None
   zero_head: ZeroHead | None = None
+  ahead: Ahead = dataclasses.field(default_factory=Ahead)
+  pace: Pace = dataclasses.field(default_factory=Pace)
 
   def step(self, state: TrainState, step: int) -> TrainState:
     """One released step: sample, clip and sum by microbatches, add noise once, update.
 
     An empty batch is a step like any other: `finish` runs, adds the noise, and counts. The device
-    may still be at work when this returns. Whatever goes to it or comes from it is asked for by
-    name: a transfer by accident would stop the host at each step.
+    may still be at work when this returns; `Pace` says how far. Whatever goes to it or comes from
+    it is asked for by name: a transfer by accident would stop the host at each step.
     """
     with jax.transfer_guard("disallow"):
-      indices = self.sampler.indices(step)
-      unit_key, noise_key = (
-        put_key(step_key(self.key, purpose, step), self.run.mesh) for purpose in ("unit", "noise")
+      indices, unit_key, noise_key, piece = self.ahead.take(
+        step, self.run.mechanism.steps, self._inputs
       )
-      pieces = self._microbatches(indices)
       if step == 0 and self.zero_head is not None:
         total, seen = sum_at_zero(self.run, self.zero_head, indices)
         state = self.functions.finish(state, spread(total, self.run.mesh), noise_key)
       elif self._is_one_piece(len(indices)):
-        ((units, mask, ids),) = pieces
+        units, mask, ids = piece or next(self._microbatches(indices))
         state, aux = self.functions.whole(
           state, self.run.frozen, units, mask, ids, unit_key, noise_key
         )
-        seen = [(aux, mask)]
+        seen = [(aux, self._real(len(indices), 0))]
+        self.pace.begun(aux.losses, num_bytes(units))
       else:
-        state, seen = self._in_pieces(state, pieces, unit_key, noise_key)
+        state, seen = self._in_pieces(state, indices, unit_key, noise_key)
+        if seen:
+          self.pace.begun(seen[-1][0].losses, None)
     self.log.add(step + 1, len(indices), seen)
     return state
 
   def _in_pieces(
-    self, state: TrainState, pieces: Iterator[Any], unit_key: jax.Array, noise_key: jax.Array
-  ) -> tuple[TrainState, list[tuple[ClipAux, jax.Array]]]:
+    self, state: TrainState, indices: np.ndarray, unit_key: jax.Array, noise_key: jax.Array
+  ) -> tuple[TrainState, list[tuple[ClipAux, np.ndarray]]]:
     total, seen = self.functions.zeros(state.params), []
-    for units, mask, ids in pieces:
+    for number, (units, mask, ids) in enumerate(self._microbatches(indices)):
       total, aux = self.functions.accumulate(
         state.params, self.run.frozen, total, units, mask, ids, unit_key
       )
-      seen.append((aux, mask))
+      seen.append((aux, self._real(len(indices), number)))
       if len(seen) > _AHEAD:
         # Waits for the device: units that are handed over faster than they are used would pile up.
         seen[-1 - _AHEAD] = own_rows(seen[-1 - _AHEAD])
     return self.functions.finish(state, total, noise_key), seen
+
+  def _real(self, count: int, number: int) -> np.ndarray:
+    """Which of this host's rows of a microbatch are real: its mask, without asking a device.
+
+    Args:
+      count: units of the step.
+      number: of the microbatch, from 0.
+    """
+    return self.feed.rows < count - number * self.feed.size
+
+  def _inputs(self, step: int) -> StepInputs:
+    """What a step needs, but for microbatches that threads load or that are many."""
+    indices = self.sampler.indices(step)
+    unit_key, noise_key = (
+      put_key(step_key(self.key, purpose, step), self.run.mesh) for purpose in ("unit", "noise")
+    )
+    early = self._is_one_piece(len(indices)) and not (step == 0 and self.zero_head is not None)
+    piece = next(self._microbatches(indices)) if early and self.pipeline is None else None
+    return StepInputs(indices, unit_key, noise_key, piece)
 
   def _is_one_piece(self, size: int) -> bool:
     """Whether to take the step in one call.
@@ -204,65 +226,6 @@ def follow(
   return state
 
 
-class Evaluation:
-  """Evaluates each so many steps, and offers what it saw to the keeper of the best checkpoint.
-
-  What is released is evaluated when the run completes; here the last step is only where a best
-  checkpoint is kept.
-
-  Args:
-    run: what was prepared.
-    workdir: where the results go.
-    checkpoints: of this run.
-    board: where the results are plotted.
-  """
-
-  def __init__(
-    self, run: Run, workdir: WorkDir, checkpoints: Checkpoints, board: Board | None = None
-  ):
-    self._run, self._workdir, self._checkpoints, self._board = run, workdir, checkpoints, board
-
-  def after_step(self, step: int, state: TrainState) -> None:
-    """Evaluates if it is time."""
-    config, last = self._run.config, step == self._run.mechanism.steps
-    wanted = config.checkpoint.best_metric is not None
-    if not (last and wanted) and (last or not config.eval.every or step % config.eval.every):
-      return
-    held_out = evaluate_state(self._run, state)
-    metrics = held_out.scalars()
-    if wanted:
-      self._checkpoints.save_if_best(step, state, metrics)
-    log_metrics(self._run, self._workdir, step, metrics)
-    if self._board is not None:
-      self._board.scalars(step, "eval", metrics)
-    if self._run.privacy is None:
-      whole = state._replace(average=to_host(state.average))
-      on_first(lambda: keep_step(self._run, self._workdir, step, whole, held_out.table))
-
-  def close(self) -> None:
-    """Nothing is held."""
-
-
-def evaluate_state(run: Run, state: TrainState) -> HeldOut | HeldOutLabels:
-  """Evaluates the moving average on the evaluation split."""
-  arrays = {**state.average, **place(run.frozen, run.mesh)}
-  return evaluate(
-    shared_predict(run.released.predict, arrays, run.mesh),
-    run.eval_loader,
-    run.task.spec.num_classes,
-    run.config.eval.microbatch_size,
-  )
-
-
-def log_metrics(
-  run: Run, workdir: WorkDir, step: int, metrics: dict[str, Any], *, final: bool = False
-) -> None:
-  """Appends an evaluation to the log that the declared data allows."""
-  data = run.config.data
-  entry = {"step": step, "split": data.eval_split, "metrics": metrics}
-  append_line(workdir.metrics_log(data.declared), {**entry, **({"final": True} if final else {})})
-
-
 def _loop(run: Run, workdir: WorkDir, key: MasterKey, board: Board | None = None) -> Loop:
   private, zero_head = run.privacy is not None, head_at_zero(run)
   only_zero = zero_head is not None and run.mechanism.steps == 1
@@ -288,7 +251,7 @@ def _loop(run: Run, workdir: WorkDir, key: MasterKey, board: Board | None = None
   sampler = run.mechanism.sampler(here, run.loader.num_units)
   placed = dataclasses.replace(run, frozen=place(run.frozen, run.mesh))
   feed = Feed(run.mesh, run.config.train.microbatch_size)
-  log = PrivateLog(workdir.training_log, run, board)
+  log = PrivateLog(workdir.training_log(jax.process_index()), run, board)
   return Loop(placed, here, sampler, functions, log, feed, zero_head=zero_head)
 
 

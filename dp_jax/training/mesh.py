@@ -122,6 +122,8 @@ def place(tree: PyTree, mesh: Mesh) -> PyTree:
 
 def put_key(key: jax.Array, mesh: Mesh) -> jax.Array:
   """Puts a key that every host has onto every device."""
+  if mesh.size == 1 and key.devices() == set(mesh.devices.flat):
+    return key
   data = _put(jax.random.key_data(key), NamedSharding(mesh, P()))
   return jax.random.wrap_key_data(data, impl=jax.random.key_impl(key))
 
@@ -168,11 +170,11 @@ def own_rows(tree: PyTree) -> PyTree:
 
   def leaf(x: Any) -> np.ndarray:
     if not isinstance(x, jax.Array) or x.is_fully_addressable:
-      return jax.device_get(x)
+      return x
     shards = sorted(x.addressable_shards, key=lambda shard: shard.index[0].start or 0)
     return np.concatenate(jax.device_get([shard.data for shard in shards]))
 
-  return jax.tree.map(leaf, tree)
+  return jax.device_get(jax.tree.map(leaf, tree))
 
 
 def shared_predict(
@@ -220,6 +222,8 @@ class Feed:
 
   def put(self, tree: PyTree) -> PyTree:
     """Makes arrays [size, ...] over all hosts of this host's rows [len(rows), ...]."""
+    if self._sharding.is_fully_addressable:
+      return jax.device_put(tree, self._sharding)  # one call: each costs the host
 
     def leaf(x: np.ndarray) -> jax.Array:
       def part(index: Any) -> np.ndarray:

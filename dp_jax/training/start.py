@@ -1,6 +1,5 @@
 """Where a run begins: at step 0 with a fresh key, or at its latest checkpoint."""
 
-import functools
 import logging
 from collections.abc import Callable
 
@@ -58,8 +57,13 @@ def begin(
     checkpoints.save(0, state, key)
     checkpoints.wait()
     ledger = _reserve_or_discard(reserve, key.digest(), checkpoints)
-  for log in (folder.training_log, folder.metrics_log(run.config.data.declared)):
-    on_first(functools.partial(cut_log, log, int(begun.state.step)))
+  step = int(begun.state.step)
+
+  def cut_logs() -> None:
+    for log in (*folder.training_logs(), folder.metrics_log(run.config.data.declared)):
+      cut_log(log, step)
+
+  on_first(cut_logs)
   return begun, ledger
 
 

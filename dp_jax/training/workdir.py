@@ -30,7 +30,14 @@ class WorkDir:
     self.unprotected = path / "unprotected"
     self.result = self.private / "result.json"
     self.ledger_identity = self.private / "ledger_identity.json"
-    self.training_log = self.private / "training.jsonl"
+
+  def training_log(self, host: int = 0) -> Path:
+    """Where a host writes what the steps saw of its share of the units."""
+    return self.private / (f"training-host{host}.jsonl" if host else "training.jsonl")
+
+  def training_logs(self) -> list[Path]:
+    """Those of all hosts that have written."""
+    return sorted(self.private.glob("training*.jsonl"))
 
   def predictions(self, declared: str) -> Path:
     """Where predictions on the evaluation split are kept, for groups and comparisons."""

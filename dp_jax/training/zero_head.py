@@ -29,14 +29,14 @@ def head_at_zero(run: Run) -> ZeroHead | None:
 
 def sum_at_zero(
   run: Run, head: ZeroHead, indices: np.ndarray
-) -> tuple[Compensated, list[tuple[ClipAux, jax.Array]]]:
+) -> tuple[Compensated, list[tuple[ClipAux, np.ndarray]]]:
   """The un-noised clipped sum over units, and what was seen of them, (ClipAux, mask) a piece."""
   record = head.num_features * run.loader.max_records_per_unit
   size = max(1, min(len(indices), _BYTES // (4 * record)))
   total = ClosedFormSum(head)
-  seen: list[tuple[ClipAux, jax.Array]] = []
+  seen: list[tuple[ClipAux, np.ndarray]] = []
   for start in range(0, len(indices), size):
     units, mask = run.loader.load(indices[start : start + size], size)
     aux = total.add(units["inputs"], units["label"], mask, units["record_mask"])
-    seen.append(jax.device_put((aux, mask)))
+    seen.append((jax.device_put(aux), mask))
   return total.total(), seen

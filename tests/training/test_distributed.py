@@ -149,9 +149,9 @@ def test_a_process_that_differs_stops_all_before_step_0_and_is_named(tmp_path):
 # The broken variant: nobody compares, and each process draws noise with a key of its own.
 UNCHECKED = """
 import sys
-from dp_jax.training import agreement, distributed, loop, run
+from dp_jax.training import agreement, distributed, run
 distributed.agree = agreement.agree = lambda shown, hidden: None
-original = loop.evaluate_state
+original = run.evaluate_state
 def evaluate_state(run, state):
   import hashlib, numpy as np
   content = b"".join(np.asarray(x.addressable_data(0)).tobytes() for x in state.params.values())
