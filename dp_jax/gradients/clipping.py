@@ -135,8 +135,9 @@ class ClippedGrad:
   ) -> tuple[Compensated, ClipAux]:
     rule = make_rule(self.clipping, self.clip_norm, params)
     return clipped_sum(
-      self.engine, self.loss_fn, params, units, mask, keys, rule, self.memory_budget
-    )
+      self.engine, self.loss_fn, params, units, mask, keys, rule, self.memory_budget,
+      None if self.microbatch_size == "auto" else self.microbatch_size,
+    )  # fmt: skip
 
 
 def clipped_grad(
@@ -162,7 +163,8 @@ def clipped_grad(
     clip_norm: the bound C, from 1e-12 to 1e12, in units of the gradient.
     engine: `vmap` makes every unit's gradient, and is the reference; `ghost` makes none where a
       rule allows it, and refuses a primitive that it has no rule for; `auto` is ghost where that
-      is sound, and vmap where not.
+      is sound, and vmap where not; on one CPU, where the norms of ghost would be dear, it takes
+      each unit's own gradient, two at a time.
     clipping: "flat" multiplies a unit's gradient with min(1, C / norm); "automatic" normalises it,
       multiplying with C / (norm + 0.01), so that the learning rate alone sets the size of a step
       (Bu et al. 2022, arXiv:2206.07136). A mapping from regular expressions, searched in the dotted

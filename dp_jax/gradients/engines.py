@@ -7,8 +7,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dp_jax.gradients import by_turns
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.cost import by_turns_is_cheaper
 from dp_jax.gradients.ghost import engine as ghost
 from dp_jax.gradients.ghost.uses import UnsupportedError
 from dp_jax.gradients.norms import per_unit_norms, scaled
@@ -46,19 +48,22 @@ def clipped_sum(
   keys: Any,
   rule: ClipRule,
   memory_budget: int,
+  microbatch_size: int | None,
 ) -> tuple[Compensated, ClipAux]:
   """Sums the scaled gradients of a batch of units.
 
   Args:
     engine: "vmap" makes every unit's gradient; "ghost" makes none, and refuses a primitive that
-      it has no rule for; "auto" is ghost where that is sound, and vmap otherwise.
+      it has no rule for; "auto" is ghost where that is sound and, on a CPU, cheaper than each
+      unit's own gradient by turns, and vmap where it is not sound.
     loss_fn: (params, unit, key) -> scalar.
     params: the parameters.
     units: leaves [B, ...].
     mask: bool[B].
     keys: a key a unit, or None.
     rule: what each gradient is multiplied with, from its norm.
-    memory_budget: bytes of instantiated gradients that the ghost engine may keep.
+    memory_budget: bytes of instantiated gradients that may be kept.
+    microbatch_size: of `clipped_grad`, for sums by turns; None where every unit has its place.
 
   Raises:
     ValueError: under "ghost", naming the primitive and the parameter that has no rule.
@@ -75,6 +80,11 @@ def clipped_sum(
       raise
     _tell_once(f"clipping by vmap, since ghost clipping cannot serve this loss: {error}")
     return _by_vmap(loss_fn, params, units, mask, keys, rule)
+  if engine == "auto" and by_turns_is_cheaper(traced, params, memory_budget):
+    total, norms, losses = by_turns.clipped_sum(
+      loss_fn, params, units, mask, keys, rule, by_turns.plain_units(microbatch_size)
+    )
+    return total, _aux(norms, losses, mask)
   total, norms, losses = ghost.clipped_sum(traced, params, units, mask, keys, rule, memory_budget)
   return total, _aux(norms, losses, mask)
 

@@ -4,7 +4,9 @@ from typing import Any
 
 import jax
 
+from dp_jax.gradients.by_turns import UNITS_A_TURN
 from dp_jax.gradients.clipping import ClippedGrad
+from dp_jax.gradients.cost import by_turns_is_cheaper
 from dp_jax.gradients.ghost import engine as ghost
 from dp_jax.gradients.ghost.plan import KNOWN, Group
 from dp_jax.gradients.ghost.uses import UnsupportedError
@@ -40,7 +42,15 @@ def explain(grad_fn: ClippedGrad, params: Any, units: Any, key: Any = None) -> s
     )
   except UnsupportedError as error:
     return f"vmap: gradients of {size} units, {_gradient_bytes(params, size)} bytes, since {error}"
-  return "\n".join(_lines(found[0], size, grad_fn.memory_budget))
+  lines = _lines(found[0], size, grad_fn.memory_budget)
+  if grad_fn.engine == "auto" and by_turns_is_cheaper(found[0], params, grad_fn.memory_budget):
+    held = _gradient_bytes(params, min(size, UNITS_A_TURN))
+    lines = [
+      f"by turns: each unit's own gradient, {UNITS_A_TURN} at a time, {held} bytes, which is"
+      " cheaper on this CPU than ghost clipping would be:",
+      *lines,
+    ]
+  return "\n".join(lines)
 
 
 def _lines(traced: ghost.Traced, size: int, memory_budget: int) -> list[str]:

@@ -1,0 +1,60 @@
+"""When a batch is better clipped by turns than by the ghost engine: a model of costs on a CPU."""
+
+import math
+from typing import Any
+
+import jax
+from jax.extend.core import jaxprs_in_params
+
+from dp_jax.gradients.by_turns import UNITS_A_TURN
+from dp_jax.gradients.ghost.engine import Traced
+
+# The norms of the ghost engine have to cost more than what turns add: more operations a parameter
+# than one pass over the parameters takes the time of, and this share of the gradient's own
+# operations, since products over a batch are faster than those of its units. Between the models of
+# experiments/benchmarks/clipping.py that gain and those that lose.
+_OPERATIONS_A_PARAMETER = 90
+_SHARE_OF_GRADIENT = 0.1
+
+
+def by_turns_is_cheaper(traced: Traced, params: Any, memory_budget: int) -> bool:
+  """Whether each unit's own gradient, in turns, takes less time than ghost clipping.
+
+  The answer depends on shapes and on the kind of device alone. Never on accelerators, which one
+  unit does not keep busy, nor where units may lie on several devices, which turns would idle; nor
+  with convolutions, whose gradient XLA's CPU backend computes up to 14 times slower for one image.
+
+  Args:
+    traced: of the loss of one unit.
+    params: the parameters.
+    memory_budget: bytes that the gradients of one turn may take.
+  """
+  if jax.default_backend() != "cpu" or jax.device_count() > 1:
+    return False
+  size = sum(leaf.size for leaf in jax.tree.leaves(params))
+  norms = sum(group.flops for group in traced.groups)
+  # Forward, and as much again for each operand.
+  gradient = 3 * product_flops(traced.jaxpr.jaxpr)
+  fits = UNITS_A_TURN * 4 * size <= memory_budget
+  return fits and norms >= max(_OPERATIONS_A_PARAMETER * size, _SHARE_OF_GRADIENT * gradient)
+
+
+def product_flops(jaxpr: Any) -> float:
+  """Floating-point operations of the products; infinite if there is a convolution.
+
+  One whose windows do not overlap, as an image is cut into patches, is a matrix product.
+  """
+  total = 0.0
+  for eqn in jaxpr.eqns:
+    out = math.prod(eqn.outvars[0].aval.shape)
+    if eqn.primitive.name == "conv_general_dilated":
+      kernel, spec = eqn.invars[1].aval.shape, eqn.params["dimension_numbers"].rhs_spec
+      if tuple(kernel[i] for i in spec[2:]) != tuple(eqn.params["window_strides"]):
+        return math.inf
+      total += 2 * out * math.prod(kernel) / kernel[spec[0]]
+    if eqn.primitive.name == "dot_general":
+      (contracted, _), _ = eqn.params["dimension_numbers"]
+      total += 2 * out * math.prod(eqn.invars[0].aval.shape[i] for i in contracted)
+    inner = sum(product_flops(j) for j in jaxprs_in_params(eqn.params))
+    total += inner * (eqn.params["length"] if eqn.primitive.name == "scan" else 1)
+  return total
