@@ -162,9 +162,9 @@ def clipped_grad(
       over the batch) cannot be written by accident.
     clip_norm: the bound C, from 1e-12 to 1e12, in units of the gradient.
     engine: `vmap` makes every unit's gradient, and is the reference; `ghost` makes none where a
-      rule allows it, and refuses a primitive that it has no rule for; `auto` is ghost where that
-      is sound, and vmap where not; on one CPU, where the norms of ghost would be dear, it takes
-      each unit's own gradient, two at a time.
+      rule allows it, and refuses a primitive that it has no rule for; `loop` makes those of two
+      units at a time. `auto` is vmap where ghost is not sound, loop on one CPU where the norms of
+      ghost would be dear, and ghost elsewhere.
     clipping: "flat" multiplies a unit's gradient with min(1, C / norm); "automatic" normalises it,
       multiplying with C / (norm + 0.01), so that the learning rate alone sets the size of a step
       (Bu et al. 2022, arXiv:2206.07136). A mapping from regular expressions, searched in the dotted

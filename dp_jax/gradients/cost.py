@@ -1,4 +1,4 @@
-"""When a batch is better clipped by turns than by the ghost engine: a model of costs on a CPU."""
+"""When a loop over units is faster than ghost clipping: a model of costs on a CPU."""
 
 import math
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 import jax
 from jax.extend.core import jaxprs_in_params
 
-from dp_jax.gradients.by_turns import UNITS_A_TURN
 from dp_jax.gradients.ghost.engine import Traced
+from dp_jax.gradients.looped import UNITS_A_TURN
 
-# The norms of the ghost engine have to cost more than what turns add: more operations a parameter
+# The norms of the ghost engine have to cost more than what a loop adds: more operations a parameter
 # than one pass over the parameters takes the time of, and this share of the gradient's own
 # operations, since products over a batch are faster than those of its units. Between the models of
 # experiments/benchmarks/clipping.py that gain and those that lose.
@@ -17,11 +17,11 @@ _OPERATIONS_A_PARAMETER = 90
 _SHARE_OF_GRADIENT = 0.1
 
 
-def by_turns_is_cheaper(traced: Traced, params: Any, memory_budget: int) -> bool:
-  """Whether each unit's own gradient, in turns, takes less time than ghost clipping.
+def loop_is_cheaper(traced: Traced, params: Any, memory_budget: int) -> bool:
+  """Whether a loop over units takes less time than ghost clipping.
 
   The answer depends on shapes and on the kind of device alone. Never on accelerators, which one
-  unit does not keep busy, nor where units may lie on several devices, which turns would idle; nor
+  unit does not keep busy, nor where units may lie on several devices, which would then idle; nor
   with convolutions, whose gradient XLA's CPU backend computes up to 14 times slower for one image.
 
   Args:

@@ -1,4 +1,4 @@
-"""The engines that compute a clipped sum: per-unit gradients by vmap, or ghost clipping."""
+"""The engines that compute a clipped sum: gradients of units, by vmap or in a loop, or ghost."""
 
 import logging
 from collections.abc import Callable
@@ -7,10 +7,10 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from dp_jax.gradients import by_turns
 from dp_jax.gradients import compensated as pairs
+from dp_jax.gradients import looped
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.cost import by_turns_is_cheaper
+from dp_jax.gradients.cost import loop_is_cheaper
 from dp_jax.gradients.ghost import engine as ghost
 from dp_jax.gradients.ghost.uses import UnsupportedError
 from dp_jax.gradients.norms import per_unit_norms, scaled
@@ -18,9 +18,9 @@ from dp_jax.gradients.styles import ClipRule
 
 PyTree = Any
 LossFn = Callable[[PyTree, PyTree, Any], jax.Array]
-Engine = Literal["auto", "vmap", "ghost"]
+Engine = Literal["auto", "vmap", "ghost", "loop"]
 
-ENGINES = ("auto", "vmap", "ghost")
+ENGINES = ("auto", "vmap", "ghost", "loop")
 
 _log = logging.getLogger(__name__)
 _told: set[str] = set()
@@ -54,8 +54,8 @@ def clipped_sum(
 
   Args:
     engine: "vmap" makes every unit's gradient; "ghost" makes none, and refuses a primitive that
-      it has no rule for; "auto" is ghost where that is sound and, on a CPU, cheaper than each
-      unit's own gradient by turns, and vmap where it is not sound.
+      it has no rule for; "loop" makes two at a time, without vmap; "auto" is vmap where ghost is
+      not sound, loop where that is cheaper, and ghost elsewhere.
     loss_fn: (params, unit, key) -> scalar.
     params: the parameters.
     units: leaves [B, ...].
@@ -63,13 +63,16 @@ def clipped_sum(
     keys: a key a unit, or None.
     rule: what each gradient is multiplied with, from its norm.
     memory_budget: bytes of instantiated gradients that may be kept.
-    microbatch_size: of `clipped_grad`, for sums by turns; None where every unit has its place.
+    microbatch_size: of `clipped_grad`, for the sums of a loop; None where every unit has its place.
 
   Raises:
     ValueError: under "ghost", naming the primitive and the parameter that has no rule.
   """
   if engine == "vmap":
     return _by_vmap(loss_fn, params, units, mask, keys, rule)
+  plain_units = looped.plain_units_of(microbatch_size)
+  if engine == "loop":
+    return _by_loop(loss_fn, params, units, mask, keys, rule, plain_units)
   one, one_key = jax.tree.map(lambda x: x[0], (units, keys))
   try:
     traced = ghost.trace(loss_fn, params, one, one_key)
@@ -80,13 +83,16 @@ def clipped_sum(
       raise
     _tell_once(f"clipping by vmap, since ghost clipping cannot serve this loss: {error}")
     return _by_vmap(loss_fn, params, units, mask, keys, rule)
-  if engine == "auto" and by_turns_is_cheaper(traced, params, memory_budget):
-    total, norms, losses = by_turns.clipped_sum(
-      loss_fn, params, units, mask, keys, rule, by_turns.plain_units(microbatch_size)
-    )
-    return total, _aux(norms, losses, mask)
+  if engine == "auto" and loop_is_cheaper(traced, params, memory_budget):
+    return _by_loop(loss_fn, params, units, mask, keys, rule, plain_units)
   total, norms, losses = ghost.clipped_sum(traced, params, units, mask, keys, rule, memory_budget)
   return total, _aux(norms, losses, mask)
+
+
+def _by_loop(*args: Any) -> tuple[Compensated, ClipAux]:
+  """The arguments of `looped.clipped_sum`."""
+  total, norms, losses = looped.clipped_sum(*args)
+  return total, _aux(norms, losses, args[3])
 
 
 def _by_vmap(

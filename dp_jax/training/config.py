@@ -120,7 +120,7 @@ class TrainConfig:
   label_smoothing: float = 0.0
   weight_decay: float = 0.0
   ema: float = 0.0
-  engine: Literal["auto", "vmap", "ghost"] = "auto"
+  engine: Literal["auto", "vmap", "ghost", "loop"] = "auto"
   microbatch_size: int = 128
   tensorboard: bool = False
   memory_budget: int = MEMORY_BUDGET

@@ -45,7 +45,7 @@ def _reference(params, units, mask, clip_norm):
 
 @pytest.mark.parametrize("microbatch_size", [None, 1, 3, 7, 100])
 @pytest.mark.parametrize("compensated", [False, True])
-@pytest.mark.parametrize("engine", ["vmap", "ghost"])
+@pytest.mark.parametrize("engine", ["vmap", "ghost", "loop"])
 def test_agrees_with_a_loop_over_units(problem, microbatch_size, compensated, engine):
   params, units = problem
   mask = np.array([1, 1, 0, 1, 1, 1, 0], bool)
@@ -96,7 +96,7 @@ def test_norms_neither_overflow_nor_vanish(scale):
 
 
 @pytest.mark.parametrize("clip_norm", [1e-6, 1.0, 1e6])
-@pytest.mark.parametrize("engine", ["vmap", "ghost"])
+@pytest.mark.parametrize("engine", ["vmap", "ghost", "loop"])
 def test_no_unit_contributes_more_than_the_clip_norm_however_large(clip_norm, engine):
   """Entries over the whole range of float32: near its top, reciprocals are flushed to zero."""
   entries = np.float32(10.0) ** np.arange(-44, 39, dtype=np.float32)
@@ -146,7 +146,7 @@ def test_refuses_bad_arguments(problem):
     grad_fn(params, units, None, jax.random.PRNGKey(0))
 
 
-@pytest.mark.parametrize("engine", ["vmap", "ghost"])
+@pytest.mark.parametrize("engine", ["vmap", "ghost", "loop"])
 def test_a_sharding_constraint_in_the_loss(engine):
   """Works on Auto axes; on Explicit ones a clear error says what to change."""
 

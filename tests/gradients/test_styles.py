@@ -10,7 +10,7 @@ from dp_jax.gradients.styles import GAMMA, ClipRule
 
 CLIP_NORM = 1.5
 GROUPS = {"head": 0.3, "body|scale": 0.7}
-ENGINES = ("vmap", "ghost")
+ENGINES = ["vmap", "ghost", "loop"]
 RNG = np.random.default_rng(0)
 PARAMS = {
   "body": {"w": jnp.asarray(RNG.standard_normal((3, 4)), jnp.float32)},

@@ -11,7 +11,7 @@ import optax
 import pytest
 from support import small_config
 
-from dp_jax.gradients import clipping, engines
+from dp_jax.gradients import clipping, engines, looped
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.clipping import plain_units_under_removal
 from dp_jax.gradients.compensated import Compensated
@@ -127,6 +127,33 @@ def test_removal_under_the_ghost_engine(pattern):
     units[position] = CONTENTS["large"]
     moved = _moved_by_removal(step, units, position)
     assert ROUNDED[0] < moved <= ROUNDED[1], position
+
+
+@pytest.mark.parametrize("pattern", ["aligned", "spread"])
+def test_zeroing_and_removal_in_a_loop(pattern):
+  removed = _step("loop", plain_units_under_removal(NUM_UNITS))
+  units = _units(pattern)
+  for position in (1, MIDDLE, NUM_UNITS // 3, NUM_UNITS - 2):
+    units[position] = CONTENTS["large"]
+    for moved in (
+      _moved_by_zeroing(_step("loop"), units, position),
+      _moved_by_removal(removed, units, position),
+    ):
+      assert ROUNDED[0] < moved <= ROUNDED[1], position
+
+
+@pytest.mark.parametrize(
+  ("how", "plain_units"), [(_moved_by_removal, 2**12), (_moved_by_zeroing, 2**16)]
+)
+def test_a_loop_that_adds_too_many_units_in_plain_float32_is_caught(how, plain_units, monkeypatch):
+  monkeypatch.setattr(looped, "_MOST_PLAIN", plain_units)
+  monkeypatch.setattr(clipping, "PLAIN_UNITS", plain_units)
+  units, step, moved = _units("aligned"), _step("loop"), []
+  for position in range(0, NUM_UNITS, NUM_UNITS // 8):
+    changed = units.copy()
+    changed[position] = CONTENTS["large"]
+    moved.append(how(step, changed, position))
+  assert max(moved) > CLIP_NORM
 
 
 @pytest.mark.parametrize("pattern", ["aligned", "spread"])

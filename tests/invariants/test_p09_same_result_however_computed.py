@@ -73,16 +73,16 @@ def _assert_same(found, expected, tolerance=1e-6):
   np.testing.assert_allclose(_flat(noised), _flat(same_noised), atol=2 * tolerance * scale)
 
 
-@pytest.mark.parametrize("engine", ["vmap", "ghost", "auto"])
+@pytest.mark.parametrize("engine", ["vmap", "ghost", "auto", "loop"])
 @pytest.mark.parametrize("microbatch_size", [None, 1, 3, 8])
 def test_engines_and_microbatches(engine, microbatch_size):
   found = jax.jit(functools.partial(_step, _grad_fn(engine, microbatch_size)))(PARAMS, X, MASK)
-  _assert_same(found, _reference("vmap" if engine == "vmap" else "ghost"))
+  _assert_same(found, _reference("vmap" if engine in ("vmap", "loop") else "ghost"))
   # Between engines: norms of the ghost engine are above by a rounding bound.
   _assert_same(found, _reference(), 1e-5)
 
 
-@pytest.mark.parametrize("engine", ["vmap", "ghost"])
+@pytest.mark.parametrize("engine", ["vmap", "ghost", "loop"])
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 def test_devices(engine, devices):
   step = jax.jit(functools.partial(_step, _grad_fn(engine)))

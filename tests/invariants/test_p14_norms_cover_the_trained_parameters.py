@@ -49,7 +49,7 @@ def _reference(loss, params):
   return np.asarray(norms)
 
 
-@pytest.mark.parametrize("engine", ["vmap", "ghost"])
+@pytest.mark.parametrize("engine", ["vmap", "ghost", "loop"])
 def test_tied_parameters_count_once(engine):
   params = {"table": TABLE, "weight": WEIGHT}
   reference = _reference(_tied, params)
@@ -58,7 +58,7 @@ def test_tied_parameters_count_once(engine):
   assert np.max(np.abs(twice / reference - 1)) > 0.01
 
 
-@pytest.mark.parametrize("engine", ["vmap", "ghost"])
+@pytest.mark.parametrize("engine", ["vmap", "ghost", "loop"])
 def test_frozen_parameters_do_not_count(engine):
   reference = _reference(_frozen, {"table": TABLE})
   np.testing.assert_allclose(_norms(_frozen, {"table": TABLE}, engine), reference, rtol=1e-4)
@@ -66,7 +66,7 @@ def test_frozen_parameters_do_not_count(engine):
   assert np.max(np.abs(both / reference - 1)) > 0.01
 
 
-@pytest.mark.parametrize("engine", ["vmap", "ghost"])
+@pytest.mark.parametrize("engine", ["vmap", "ghost", "loop"])
 def test_a_parameter_without_gradient_adds_nothing(engine):
   def stopped(params, unit, key):
     return _tied({**params, "weight": jax.lax.stop_gradient(params["weight"])}, unit, key)
@@ -80,7 +80,7 @@ def test_a_parameter_without_gradient_adds_nothing(engine):
   )
 
 
-@pytest.mark.parametrize("engine", ["vmap", "ghost"])
+@pytest.mark.parametrize("engine", ["vmap", "ghost", "loop"])
 def test_a_filter_of_nnx_chooses_what_counts(engine):
   class Net(nnx.Module):
     def __init__(self, rngs):

@@ -57,7 +57,7 @@ def _largest_move(total_of):
   return max(moves)
 
 
-@pytest.mark.parametrize("engine", ["vmap", "ghost"])
+@pytest.mark.parametrize("engine", ["vmap", "ghost", "loop"])
 @pytest.mark.parametrize("memory_budget", [0, 2**30])
 @pytest.mark.parametrize("microbatch_size", [None, 64])
 def test_no_unit_of_a_bf16_model_moves_the_sum_by_more_than_c(

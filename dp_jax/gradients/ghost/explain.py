@@ -4,12 +4,12 @@ from typing import Any
 
 import jax
 
-from dp_jax.gradients.by_turns import UNITS_A_TURN
 from dp_jax.gradients.clipping import ClippedGrad
-from dp_jax.gradients.cost import by_turns_is_cheaper
+from dp_jax.gradients.cost import loop_is_cheaper
 from dp_jax.gradients.ghost import engine as ghost
 from dp_jax.gradients.ghost.plan import KNOWN, Group
 from dp_jax.gradients.ghost.uses import UnsupportedError
+from dp_jax.gradients.looped import UNITS_A_TURN
 
 _HEADER = ("parameters", "uses", "rule", "operations", "bytes")
 
@@ -32,8 +32,11 @@ def explain(grad_fn: ClippedGrad, params: Any, units: Any, key: Any = None) -> s
   """
   size = jax.tree.leaves(units)[0].shape[0]
   size = min(size, grad_fn.microbatch_size or size)
+  made = f"{grad_fn.engine}: gradients of"
   if grad_fn.engine == "vmap":
-    return f"vmap: gradients of {size} units, {_gradient_bytes(params, size)} bytes"
+    return f"{made} {size} units, {_gradient_bytes(params, size)} bytes"
+  if grad_fn.engine == "loop":
+    return f"{made} {UNITS_A_TURN} units, {_gradient_bytes(params, UNITS_A_TURN)} bytes"
   unit = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), units)
   found: list[ghost.Traced] = []
   try:
@@ -43,13 +46,11 @@ def explain(grad_fn: ClippedGrad, params: Any, units: Any, key: Any = None) -> s
   except UnsupportedError as error:
     return f"vmap: gradients of {size} units, {_gradient_bytes(params, size)} bytes, since {error}"
   lines = _lines(found[0], size, grad_fn.memory_budget)
-  if grad_fn.engine == "auto" and by_turns_is_cheaper(found[0], params, grad_fn.memory_budget):
-    held = _gradient_bytes(params, min(size, UNITS_A_TURN))
-    lines = [
-      f"by turns: each unit's own gradient, {UNITS_A_TURN} at a time, {held} bytes, which is"
-      " cheaper on this CPU than ghost clipping would be:",
-      *lines,
-    ]
+  if grad_fn.engine == "auto" and loop_is_cheaper(found[0], params, grad_fn.memory_budget):
+    held = _gradient_bytes(params, UNITS_A_TURN)
+    lines.insert(
+      0, f"loop: gradients of {UNITS_A_TURN} units, {held} bytes, since ghost would cost more here:"
+    )
   return "\n".join(lines)
 
 

@@ -24,11 +24,11 @@ SETTINGS = hypothesis.settings(
 )  # fmt: skip
 
 
-def compare_network(network: networks.Network) -> Result:
-  """Both engines, operation by operation."""
+def compare_network(network: networks.Network, engine: str = "auto") -> Result:
+  """An engine and the reference, operation by operation."""
   return compare(
     network.loss, network.params, network.units, network.keys, clip_norm=network.clip_norm,
-    mask=network.mask, memory_budget=network.memory_budget, jit=False,
+    mask=network.mask, memory_budget=network.memory_budget, jit=False, engine=engine,
   )  # fmt: skip
 
 
@@ -47,6 +47,13 @@ def problem_of(network: networks.Network, result: Result) -> str | None:
 def test_random_networks(data):
   network = networks.draw(lambda options: data.draw(strategies.sampled_from(list(options))))
   assert problem_of(network, compare_network(network)) is None
+
+
+@hypothesis.given(strategies.data())
+@hypothesis.settings(SETTINGS, max_examples=30)
+def test_random_networks_in_a_loop(data):
+  network = networks.draw(lambda options: data.draw(strategies.sampled_from(list(options))))
+  assert problem_of(network, compare_network(network, "loop")) is None
 
 
 def _linear(params, unit, key):
@@ -90,9 +97,9 @@ UNITS, TOKENS, WIDTH = 4, 8, 6
 
 
 @functools.cache
-def _compiled(name: str, memory_budget: int):
+def _compiled(name: str, engine: str, memory_budget: int):
   loss, params = LOSSES[name]
-  grad = clipped_grad(loss, 1.0, compensated=True, memory_budget=memory_budget)
+  grad = clipped_grad(loss, 1.0, engine=engine, compensated=True, memory_budget=memory_budget)
   args = (params, jnp.zeros((UNITS, TOKENS, WIDTH)), jnp.ones(UNITS, bool), None)
   return compiled(grad, *args)
 
@@ -122,7 +129,9 @@ def _unit(kind: str, scale: float, rng: np.random.Generator) -> np.ndarray:
     return x.astype(np.float32)
 
 
-@pytest.mark.parametrize("memory_budget", [0, 2**30])
+@pytest.mark.parametrize(
+  ("engine", "memory_budget"), [("ghost", 0), ("ghost", 2**30), ("loop", 2**30)]
+)
 @pytest.mark.parametrize("name", LOSSES)
 @hypothesis.given(
   kinds=strategies.lists(strategies.sampled_from(KINDS), min_size=UNITS, max_size=UNITS),
@@ -130,10 +139,12 @@ def _unit(kind: str, scale: float, rng: np.random.Generator) -> np.ndarray:
   seed=strategies.integers(0, 2**16),
 )
 @hypothesis.settings(SETTINGS, max_examples=60)
-def test_no_unit_moves_the_sum_by_more_than_the_clip_norm(name, memory_budget, kinds, scale, seed):
+def test_no_unit_moves_the_sum_by_more_than_the_clip_norm(
+  name, engine, memory_budget, kinds, scale, seed
+):
   rng = np.random.default_rng(seed)
   units = jnp.asarray(np.stack([_unit(kind, scale, rng) for kind in kinds]))
-  run, params = _compiled(name, memory_budget), LOSSES[name][1]
+  run, params = _compiled(name, engine, memory_budget), LOSSES[name][1]
   moved = moved_by_units(run, params, units, None)
   assert np.max(moved) <= 1.0, moved
   # Padding adds zero, whatever it holds.

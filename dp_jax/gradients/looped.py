@@ -1,4 +1,4 @@
-"""Clipped sums by each unit's own gradient, a few units at a time, without vmap.
+"""Clipped sums by a loop over units, two of them a turn, each by its own gradient.
 
 Where a unit is much work for each parameter (many tokens), a CPU is fastest this way: what a unit
 computes stays in its caches, the units of a turn are independent, so that every core has work, and
@@ -28,7 +28,7 @@ _MOST_PLAIN, _FEWEST_PLAIN = 32, 2
 _SMALLEST_SQUARE, _LARGEST_SQUARE = 2.0**-60, 2.0**120
 
 
-def plain_units(microbatch_size: int | None) -> int:
+def plain_units_of(microbatch_size: int | None) -> int:
   """How many units to add in plain float32, one after the other.
 
   Over a step of S units in blocks of n, each rounded anew where a unit is removed, the roundings
