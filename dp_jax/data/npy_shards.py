@@ -7,7 +7,8 @@ further column, then _00001 and so on; and manifest.json:
    "value_range": [-1, 1], "columns": ["patient"], "splits": {"train": [65536, 3000]},
    "origin": {...}}
 
-where `splits` gives the records of each shard, and `origin` says where the arrays come from.
+where `splits` gives the records of each shard, and `origin` says where the arrays come from; its
+"declared", if it is "private", that no run may declare them public.
 `dp_jax.data.npy_writer` writes it.
 """
 
@@ -64,6 +65,7 @@ class NpyShards:
     if any(array.dtype.kind not in "ui" for array in self._labels):
       raise ValueError(f"{self._folder}: labels must be integers, not {self._labels[0].dtype}")
     self._starts = np.cumsum([0, *map(len, self._inputs)])
+    origin = manifest.get("origin")
     low_high = manifest.get("value_range") or ((0.0, 255.0) if dtype == "uint8" else (-1.0, 1.0))
     self._info = SourceInfo(
       name=f"{self._folder.name}/{split}",
@@ -74,6 +76,7 @@ class NpyShards:
       class_names=tuple(manifest.get("class_names") or ()),
       input_dtype=dtype,
       read_on_demand=True,
+      private=isinstance(origin, dict) and origin.get("declared") == "private",
     )
 
   @property

@@ -45,6 +45,7 @@ class SourceInfo:
     input_dtype: "uint8", "float16" or "float32", the dtype in which batches are assembled.
     read_on_demand: records lie in files, and checking all of them before a run takes long.
     multilabel: a label is float32[num_classes]: 1 for yes, 0 for no, -1 for not known.
+    private: the files say that the records were made from private ones.
   """
 
   name: str
@@ -56,6 +57,7 @@ class SourceInfo:
   input_dtype: str = "uint8"
   read_on_demand: bool = False
   multilabel: bool = False
+  private: bool = False
 
 
 class Source(Protocol):

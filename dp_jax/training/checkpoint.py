@@ -114,15 +114,18 @@ class Checkpoints:
       self._best.save(step, args=args, metrics=dict(metrics))
       self._best.wait_until_finished()
 
-  def best(self, state: TrainState) -> TrainState:
-    """The state with the average of the best checkpoint, or as it is where no best is kept.
+  def best(self, state: TrainState) -> tuple[TrainState, int]:
+    """What to release: the average of the best checkpoint, or of `state` where no best is kept.
+
+    Returns:
+      The state with that average, and the step that it is of.
 
     Raises:
       ValueError: if that checkpoint cannot be read.
     """
-    if self._best is None:
-      return state
-    step = self._best.best_step()
+    step = None if self._best is None else self._best.best_step()
+    if self._best is None or step is None:
+      return state, int(state.step)
     shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, {"average": state.average})
     args = ocp.args.Composite(state=ocp.args.StandardRestore(shapes), about=ocp.args.JsonRestore())
     try:
@@ -133,9 +136,9 @@ class Checkpoints:
     if not intact:
       raise ValueError(self._no_best(step))
     _log.info("the release holds the parameters of step %d, the best", step)
-    return state._replace(average=items["state"]["average"])
+    return state._replace(average=items["state"]["average"]), step
 
-  def _no_best(self, step: int | None) -> str:
+  def _no_best(self, step: int) -> str:
     return (
       f"the best checkpoint, {str(self._path / BEST / str(step))!r}, cannot be read: restore it"
       " from a copy, or use a new workdir."

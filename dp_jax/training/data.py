@@ -33,10 +33,11 @@ def open_split(
     labelled: False does without the labels of a table.
 
   Raises:
-    ValueError: if it is not there or malformed.
+    ValueError: if it is not there or malformed, or is declared public though its files say that
+      they were made from private records.
   """
   data = config.data
-  return open_source(
+  source = open_source(
     data.source, name, path=data.path, seed=data.seed, num_records=data.num_records,
     input_shape=data.input_shape or input_shape, resize=data.resize,
     crop_fraction=data.crop_fraction, interpolation=data.interpolation,
@@ -45,6 +46,13 @@ def open_split(
     input_column=data.image_column or (data.features or (None,))[0],
     label_column=(data.label_columns or (None,))[0],
   )  # fmt: skip
+  if source.info.private and data.declared == "public":
+    raise ValueError(
+      f"data.declared='public', but the manifest of {data.path!r} says that it was made from data"
+      " declared private: set data.declared to 'private', or make the features again from data that"
+      " is public."
+    )
+  return source
 
 
 def _table_spec(config: Config, labelled: bool) -> TableSpec:

@@ -16,10 +16,10 @@ from dp_jax.training.step import TrainState
 from dp_jax.training.workdir import WorkDir
 
 
-def write_predictions(run: Run, folder: WorkDir, table: PredictionTable) -> None:
-  """Writes predictions of the final model: beside the report of public data, else private."""
+def write_predictions(run: Run, folder: WorkDir, step: int, table: PredictionTable) -> None:
+  """Writes predictions of the released model, that of a step: beside the report of public data."""
   path = folder.predictions(run.config.data.declared)
-  write_bytes(path, _of_people(run, table, run.mechanism.steps).to_bytes())
+  write_bytes(path, _of_people(run, table, step).to_bytes())
 
 
 def keep_step(

@@ -111,9 +111,12 @@ def run_folder(path: Path) -> Path:
 
 
 def write_parameters(
-  run: Run, folder: WorkDir, state: TrainState, test_key: bool, ledger: Ledger
+  run: Run, folder: WorkDir, state: TrainState, step: int, test_key: bool, ledger: Ledger
 ) -> None:
-  """Writes parameters and privacy record to `.release.tmp`, or parameters to `unprotected/`."""
+  """Writes parameters and privacy record to `.release.tmp`, or parameters to `unprotected/`.
+
+  `step` is the one whose parameters they are.
+  """
   content = weights.to_bytes(
     {**state.average, **run.frozen},
     run.task.spec,
@@ -124,7 +127,7 @@ def write_parameters(
     folder.unprotected.mkdir(mode=0o700, exist_ok=True)
     write_bytes(folder.unprotected / PARAMS, content)
     return
-  record = privacy_record(_facts(run, run.privacy, test_key, ledger))
+  record = privacy_record(_facts(run, run.privacy, step, test_key, ledger))
   shutil.rmtree(folder.release_begun, ignore_errors=True)
   folder.release_begun.mkdir()
   write_bytes(folder.release_begun / PARAMS, content)
@@ -158,7 +161,9 @@ def complete_release(
   return record
 
 
-def _facts(run: Run, privacy: PrivacySpec, test_key: bool, ledger: Ledger) -> ReleaseFacts:
+def _facts(
+  run: Run, privacy: PrivacySpec, step: int, test_key: bool, ledger: Ledger
+) -> ReleaseFacts:
   config = run.config
   public = run.mechanism.adjacency != "add_or_remove_one"
   trained = sum(x.size for x in run.params.values())
@@ -183,7 +188,7 @@ def _facts(run: Run, privacy: PrivacySpec, test_key: bool, ledger: Ledger) -> Re
     warnings=(
       *(() if public else run.warnings),
       *run.weights_warnings,
-      *selection_warnings(config),
+      *selection_warnings(config, step),
     ),
   )
 

@@ -142,13 +142,13 @@ def train(
               )
             else:
               state = _solve(run, run.solving, checkpoints, state, begun.key)
-          state = checkpoints.best(state)
+          state, released = checkpoints.best(state)
       finally:
         checkpoints.close()
       # Before anything is released: with a key, the noise could be taken away.
       on_first(lambda: delete_keys(folder.checkpoints))
       with stopping_all():
-        _complete(run, folder, state, begun.test_key, ledger, start)
+        _complete(run, folder, state, released, begun.test_key, ledger, start)
     return Result(**from_first(json.loads(folder.result.read_text()) if is_first() else None))
 
 
@@ -186,30 +186,41 @@ def _full_disk_is_told(workdir: Path) -> Iterator[None]:
 
 
 def _complete(
-  run: Run, folder: WorkDir, state: TrainState, test_key: bool, ledger: Ledger | None, start: float
+  run: Run,
+  folder: WorkDir,
+  state: TrainState,
+  released: int,
+  test_key: bool,
+  ledger: Ledger | None,
+  start: float,
 ) -> None:
   """Writes everything that a run leaves; the result last, since it marks completion.
+
+  `released` is the step whose parameters are released: the last, or the best.
 
   What the guarantee covers comes first: nothing about the evaluation data can stop it.
   """
   whole = state._replace(average=to_host(state.average))
   # The first host has a ledger.
-  on_first(lambda: write_parameters(run, folder, whole, test_key, cast(Ledger, ledger)))
+  on_first(lambda: write_parameters(run, folder, whole, released, test_key, cast(Ledger, ledger)))
   evaluation = evaluate_state(run, state)
   bad_records = _bad_records(run)
-  on_first(lambda: _write_result(run, folder, int(state.step), evaluation, bad_records, start))
+  on_first(
+    lambda: _write_result(run, folder, int(state.step), released, evaluation, bad_records, start)
+  )
 
 
 def _write_result(
   run: Run,
   folder: WorkDir,
   steps: int,
+  released: int,
   evaluation: HeldOut | HeldOutLabels,
   bad_records: dict[str, dict[str, str]],
   start: float,
 ) -> None:
-  log_metrics(run, folder, run.mechanism.steps, evaluation.details(), final=True)
-  write_predictions(run, folder, evaluation.table)
+  log_metrics(run, folder, released, evaluation.details(), final=True)
+  write_predictions(run, folder, released, evaluation.table)
   if any(bad_records.values()):  # which they were is not public
     write_text(folder.private / "bad_records.json", json.dumps(bad_records, indent=2) + "\n")
   data = run.config.data

@@ -29,13 +29,13 @@ def check_selection(config: Config, num_classes: int) -> None:
     raise ValueError(f"{name} is not one of {', '.join(known)}.")
 
 
-def selection_warnings(config: Config) -> tuple[str, ...]:
-  """What the statement must say of the choice."""
+def selection_warnings(config: Config, step: int) -> tuple[str, ...]:
+  """What the statement must say of the choice of a step."""
   metric = config.checkpoint.best_metric
   if metric is None:
     return ()
   return (
     f"of the evaluated steps, the one with the best {metric} on the public split"
-    f" {config.data.eval_split!r} is released, so that the figures reported for that split are"
-    " optimistic; the guarantee is that of all planned steps",
+    f" {config.data.eval_split!r}, step {step}, is released, so that the figures reported for that"
+    " split are optimistic; the guarantee is that of all planned steps",
   )

@@ -14,6 +14,7 @@ from support import STEPS, finish, flags_of, key_file, lines, small_config, star
 
 import dp_jax
 from dp_jax.cli import main
+from dp_jax.evaluation.predictions import load_predictions
 from dp_jax.report.verify import verify_release
 from dp_jax.training import checkpoint, loop
 from dp_jax.training.integrity import state_sums
@@ -213,6 +214,10 @@ def test_the_best_is_released_and_the_statement_is_of_all_planned_steps(best):
   assert record["steps"] == STEPS
   assert record["epsilon"] == prepare(config).mechanism.epsilon(1e-3)
   assert "the one with the best accuracy" in record["statement"]
+  (chosen,) = [e["step"] for e in entries if e.get("final")]
+  assert evaluated[chosen] == max(evaluated.values())
+  assert f"step {chosen}, is released" in record["statement"]
+  assert load_predictions(folder / "predictions.npz").about["step"] == chosen
   assert not verify_release(folder / "release").problems
   assert (folder / "checkpoints" / "8").is_dir()  # the latest is kept beside the best
   for path in (folder / "checkpoints").rglob("*"):

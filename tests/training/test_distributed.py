@@ -15,7 +15,9 @@ from support import ROOT, finish, flags_of, key_file, lines, small_config, start
 
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.training import distributed
+from dp_jax.training.prepare import prepare
 from dp_jax.training.run import train
+from dp_jax.training.zero_head import head_at_zero
 
 PARAMS = "release/params.safetensors"
 STEPS = 12
@@ -221,6 +223,28 @@ def test_one_host_alone_does_the_plain_thing():
   with pytest.raises(OSError):
     distributed.on_first(lambda: (_ for _ in ()).throw(OSError("disk")))
   distributed.agree({"a": 1}, {})
+
+
+@pytest.mark.parametrize("method", ["least_squares", "feature_covariance", "newton", "auto"])
+def test_solvers_are_refused_on_several_hosts(monkeypatch, method):
+  config = small_config(
+    solver={"method": method}, model={"name": "feature_head"}, train__steps=1,
+    privacy={"epsilon": 3.0, "delta": 1e-4, "sampling": "full_batch"},
+  )  # fmt: skip
+  monkeypatch.setattr("jax.process_count", lambda: 2)
+  with pytest.raises(ValueError, match=f"solver.method='{method}' is one pass on one device"):
+    prepare(config)
+
+
+def test_the_closed_form_of_a_first_step_is_for_one_host(monkeypatch):
+  """Of several, the ordinary loop takes it."""
+  run = prepare(small_config(
+    model={"name": "linear", "head_init_std": 0.0},
+    privacy={"epsilon": 3.0, "delta": 1e-4, "sampling": "full_batch"},
+  ))  # fmt: skip
+  assert head_at_zero(run) is not None
+  monkeypatch.setattr("jax.process_count", lambda: 2)
+  assert head_at_zero(run) is None
 
 
 @pytest.mark.parametrize(("flags", "named"), [

@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 from PIL import Image
 from sklearn.datasets import load_sample_image
-from support import ROOT, finish, lines, start
+from support import ROOT, finish, flags_of, lines, small_config, start
 
+from dp_jax.cli import main
 from dp_jax.config_file import base_features_config
 from dp_jax.data.npy_shards import NpyShards
 from dp_jax.training import features
 from dp_jax.training.features import BAD_LABEL, extract_features
 from dp_jax.training.features_config import FeaturesConfig
+from dp_jax.training.prepare import prepare
 
 CLASSES = ("flower", "temple")
 
@@ -86,6 +88,18 @@ def test_the_manifest_tells_where_the_features_come_from(written):
 
 def _content(folder):
   return {path.name: path.read_bytes() for path in folder.glob("[!.]*")}
+
+
+def test_features_of_private_images_are_private(written, tmp_path, capsys):
+  """Else their accuracy would be shown, and a checkpoint chosen by it."""
+  out, _ = written
+  data = {"source": "npy", "path": str(out), "declared": "public"}
+  command = flags_of(small_config(data=data, model={"name": "linear"}))
+  assert main(["train", *command, f"--workdir={tmp_path / 'run'}"]) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "data.declared='public', but the manifest" in line and "set data.declared" in line
+  assert not (tmp_path / "run").exists()
+  prepare(small_config(data={**data, "declared": "private"}, model={"name": "linear"}))
 
 
 def test_stopped_and_resumed_gives_identical_files(folder, written, tmp_path, monkeypatch):
@@ -188,6 +202,7 @@ def test_killed_resumed_and_trained_on_end_to_end(tmp_path, monkeypatch):
     f"--config.data.path={path}", "--config.data.eval_split=test",
     "--config.data.input_shape=(32,32,3)", "--config.backbone.size=lite0",
     "--config.backbone.records_per_shard=5", "--config.backbone.microbatch_size=5",
+    "--config.data.declared=public",
   ]  # fmt: skip
   process = start(*arguments)
   deadline = time.monotonic() + 200

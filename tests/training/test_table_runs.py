@@ -1,17 +1,21 @@
 """Runs on tables: from a configuration to predictions, with people as units."""
 
 import csv
+import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
 from support import finish, flags_of, lines, small_config, start
 
 from dp_jax.report.verify import verify_release
+from dp_jax.training import loop
 from dp_jax.training.data import read_groups
 from dp_jax.training.prepare import prepare
 from dp_jax.training.release import evaluate_release, load_release, predict_release
 from dp_jax.training.run import train
+from dp_jax.training.target import make_spec
 
 
 def write(file, seed=0, people=120, malformed=0):
@@ -64,6 +68,44 @@ def test_a_run_and_its_release(tmp_path):
   inputs = run.eval_loader.source.gather(np.arange(len(rows)))["inputs"]
   probabilities = load_release(tmp_path / "run").predict(inputs)
   np.testing.assert_array_equal(probabilities[:, 1] > 0.5, ill)
+
+
+class Crash(BaseException):
+  """Stands for a process that ends at once."""
+
+
+def test_going_on_with_another_unit_size_or_noise_is_refused_by_name(tmp_path, monkeypatch):
+  file, folder = write(tmp_path / "table.csv"), tmp_path / "run"
+  config, original = config_of(file), loop.Loop.step
+
+  def step(self, state, index):
+    if index == 2:
+      raise Crash
+    return original(self, state, index)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(loop.Loop, "step", step)
+    with pytest.raises(Crash):
+      train(config, folder, progress=False)
+  before = sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*") if p.name != ".lock")
+  for changes, named in (
+    ({"privacy__unit": "age"}, "privacy.unit was 'person', is 'age'"),
+    ({"data__max_records_per_unit": 3}, "data.max_records_per_unit was 2, is 3"),
+    ({"data__features": ["bp", "age"]}, "data.features was ['age', 'bp'], is ['bp', 'age']"),
+  ):
+    with pytest.raises(ValueError, match=re.escape(named)):
+      train(config_of(file, **changes), folder, progress=False)
+  # Under the same configuration: what it is computed to, and what the file holds.
+  with monkeypatch.context() as patch:
+    less = dataclasses.replace(prepare(config).mechanism, noise_multiplier=0.01)
+    patch.setattr("dp_jax.training.prepare.make_mechanism", lambda *_: (make_spec(config), less))
+    with pytest.raises(ValueError, match=r"mechanism\.noise_multiplier was [\d.]+, is 0\.01;"):
+      train(config, folder, progress=False)
+  with file.open("a") as table:
+    table.write("".join(f"\nq{i},30,90,0,f" for i in range(20)))
+  with pytest.raises(ValueError, match=r"the records differ; .*num_units was \d+, is \d+\."):
+    train(config, folder, progress=False)
+  assert before == sorted((p, p.stat().st_mtime_ns) for p in folder.rglob("*") if p.name != ".lock")
 
 
 def test_every_key_can_be_set_on_the_command_line(tmp_path):
