@@ -25,7 +25,8 @@ def open_digits(split: str, *, seed: int = 0) -> ArraySource:
     seed: picks the permutation that splits them; not secret, and not the data's order.
 
   Returns:
-    A source of uint8[8, 8, 1] images with values 0..16 and labels 0..9.
+    A source of uint8[8, 8, 1] images with values 0..16 and labels 0..9, with the column "ink", the
+    mean pixel value: whether the writing is faint or heavy.
 
   Raises:
     ValueError: if `split` is neither "train" nor "test".
@@ -45,4 +46,5 @@ def open_digits(split: str, *, seed: int = 0) -> ArraySource:
     class_names=CLASS_NAMES,
   )
   images = scans.images[chosen].astype(np.uint8)[..., None]
-  return ArraySource(info, images, scans.target[chosen].astype(np.int64))
+  ink = images.mean(axis=(1, 2, 3))
+  return ArraySource(info, images, scans.target[chosen].astype(np.int64), {"ink": ink})

@@ -20,7 +20,9 @@ from dp_jax.evaluation.groups import (
   unit_counts,
 )
 from dp_jax.evaluation.predictions import PredictionTable, check_same_records
-from dp_jax.evaluation.record_metrics import METRICS, check_metrics, statistic_of
+from dp_jax.evaluation.record_metrics import METRICS, SHARES, check_metrics, statistic_of
+
+_Z = 1.959964
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,12 @@ def measure(
 def fairness(measured: Measured) -> Fairness:
   """The figures of one model."""
   nothing = Interval(*[float("nan")] * 3)
-  values = list(bootstrap.interval(measured.values, measured.samples))
+  values = [
+    _beyond_the_sample(value, int(units), measured.metric)
+    for value, units in zip(
+      bootstrap.interval(measured.values, measured.samples), measured.units, strict=True
+    )
+  ]
   gaps = list(bootstrap.interval(*measured.gaps()))
   groups, place = [], 1
   for part in measured.parts[1:]:
@@ -199,6 +206,20 @@ def fairness(measured: Measured) -> Fairness:
   return Fairness(
     measured.metric, values[0] if seen else nothing, tuple(groups), tuple(_spreads(measured))
   )
+
+
+def _beyond_the_sample(value: Interval, units: int, metric: str) -> Interval:
+  """The interval of a share that is 0 or 1 in the data, and so in every resample.
+
+  Of accuracy it is the score interval of as many independent units (Wilson 1927); other shares are
+  of a part of the units, and get no interval.
+  """
+  if metric not in SHARES or value.value not in (0.0, 1.0) or value.low != value.high:
+    return value
+  if metric != "accuracy":
+    return Interval(value.value, float("nan"), float("nan"))
+  reach = _Z**2 / (units + _Z**2)
+  return Interval(1.0, 1.0 - reach, 1.0) if value.value else Interval(0.0, 0.0, reach)
 
 
 def largest_gap(measured: Measured, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

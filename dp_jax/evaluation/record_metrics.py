@@ -34,6 +34,8 @@ METRICS = {
   "false_positive_rate": Metric("false positive rate", higher_is_better=False, binary=True),
   "loss": Metric("cross-entropy", higher_is_better=False, percent=False),
 }
+# Means of what is 0 or 1 for each record.
+SHARES = ("accuracy", "true_positive_rate", "false_positive_rate")
 
 
 def default_metrics(table: PredictionTable) -> tuple[str, ...]:

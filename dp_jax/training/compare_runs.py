@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,7 @@ def compare_runs(
     note = f"step {step} of the run with {labels[1]}, whose accuracy is closest"
     matched = compare(kept, (labels[0], f"{labels[1]} at step {step}"))
   compared = Compared(
-    data=_data_name(sides[0].config["data"]), split=str(table.about.get("split", "")),
+    data=data_name(sides[0].config["data"]), split=str(table.about.get("split", "")),
     unit=str(table.about.get("unit", "record")),
     units=table.num_units if not private or table.num_units >= MIN_UNITS else 0,
     resamples=resamples, groups=tuple(groups), private=private, final=final, matched=matched,
@@ -162,7 +162,7 @@ def _side(path: Path) -> _Side:
   return _Side(folder, config, epsilon, load_predictions(folder.predictions(declared)))
 
 
-def _data_name(data: dict[str, Any]) -> str:
+def data_name(data: Mapping[str, Any]) -> str:
   """The name of the file or folder, or of the source that needs none."""
   path = data.get("path")
   return Path(path).stem if path else str(data["source"])

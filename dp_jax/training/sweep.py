@@ -20,6 +20,7 @@ from dp_jax.report import formatting
 from dp_jax.report.atomic import write_bytes, write_text
 from dp_jax.report.sweep_page import Row, SweepTable, panels, sweep_markdown, sweep_page
 from dp_jax.report.sweep_plot import image
+from dp_jax.training.compare_runs import data_name
 from dp_jax.training.config import Config
 from dp_jax.training.prepare import prepare
 from dp_jax.training.run import train
@@ -191,8 +192,8 @@ def _collect(
     ))  # fmt: skip
   seeds = len({each.seed for each in planned})
   return SweepTable(
-    config.data.source, config.data.eval_split, private, config.privacy.unit, delta, seeds, rows,
-    columns, len(releases), total, accountant,
+    data_name(config.to_dict()["data"]), config.data.eval_split, private, config.privacy.unit,
+    delta, seeds, rows, columns, len(releases), total, accountant,
   )  # fmt: skip
 
 

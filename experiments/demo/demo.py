@@ -20,6 +20,8 @@ _FOLDER = flags.DEFINE_string("folder", "runs/demo", "where the runs go")
 _SEEDS = flags.DEFINE_integer("seeds", 1, "how many splits and initial models")
 _EPSILON = flags.DEFINE_float("epsilon", 0.5, "target of the private runs")
 
+# Faint and heavy writing: cut points of the mean pixel value, about its quartiles.
+INK = (4.5, 5.25)
 LABELS = {
   "rendered": "rendered digits alone (public)",
   "private": "private, from public weights",
@@ -51,6 +53,7 @@ def run_demo(folder: Path, seed: int, epsilon: float) -> dict[str, Result | floa
   ):
     config = module.get_config()
     config.seed = config.data.seed = seed
+    config.data.groups, config.data.group_bins = ("ink",), (INK,)
     config.privacy.epsilon = epsilon
     config.privacy.enabled = name != "plain"
     config.model.weights = None if name == "scratch" else weights

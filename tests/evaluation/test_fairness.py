@@ -61,6 +61,21 @@ def test_the_metric_of_each_group_is_scikit_learns(metric):
   assert spread.worst == names[values.index(worst(values))]
 
 
+def test_a_group_that_is_all_right_is_not_certain_to_be():
+  """Every resample is all right too; the score interval of 60 people reaches down to 94%."""
+  right = np.r_[np.ones(60), np.zeros(30), np.tile([0, 1], 30)]
+  ward = np.repeat(["all", "none", "half"], [60, 30, 60])
+  table = right_or_wrong(np.arange(150), right, {"ward": ward})
+  by_name = {g.values[0]: g.value for g in _figures(table, ["ward"], "accuracy").groups}
+  assert by_name["all"].to_list() == pytest.approx([1.0, 60 / (60 + 1.959964**2), 1.0])
+  assert by_name["none"].to_list() == pytest.approx([0.0, 0.0, 1 - 30 / (30 + 1.959964**2)])
+  assert 0.3 < by_name["half"].low < 0.45
+  label = np.r_[np.ones(40), np.zeros(110)]
+  rate = _figures(binary_table(np.arange(150), label, 0.9 * label, {"ward": ward}), ["ward"],
+                  "true_positive_rate").overall  # fmt: skip
+  assert rate.to_list() == [1.0, None, None]
+
+
 def test_small_groups_of_public_data_are_marked_and_not_ranked():
   right = np.r_[np.ones(60), np.zeros(40), np.ones(50), np.zeros(5)]
   ward = ["a"] * 100 + ["b"] * 50 + ["c"] * 5

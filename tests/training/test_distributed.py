@@ -13,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 from support import ROOT, finish, flags_of, key_file, lines, small_config, start
 
+from dp_jax.evaluation.predictions import check_same_records, load_predictions
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.training import distributed
 from dp_jax.training.prepare import prepare
@@ -75,6 +76,11 @@ def test_two_processes_train_what_one_trains(two, tmp_path):
   one, other = (lines(run / "private/training.jsonl") for run in (folder, tmp_path / "one"))
   assert [entry["units"] for entry in one] == [entry["units"] for entry in other]
   assert one[0].keys() == other[0].keys()
+  # Every held-out record, not the first process's share: groups and `compare` rest on it.
+  tables = [load_predictions(run / "private/predictions.npz") for run in (folder, tmp_path / "one")]
+  assert tables[0].record.tolist() == list(range(200))
+  check_same_records(tables)
+  assert np.mean(tables[0].predicted == tables[1].predicted) > 0.99
 
 
 def test_only_the_first_process_writes_and_no_secret_is_shown(two):
