@@ -161,7 +161,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
   """Reads the command line."""
   parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
   parser.add_argument("--models", default=",".join(ROWS), help=f"of {', '.join(ROWS)}")
-  parser.add_argument("--engines", default="ghost,auto,vmap", help="of ghost, auto, vmap")
+  parser.add_argument("--engines", default="ghost,auto,vmap", help="of ghost, auto, vmap, loop")
   parser.add_argument("--repeats", type=int, default=5)
   parser.add_argument("--batch", type=int, default=0, help="in the place of each row's own")
   parser.add_argument("--compare", action="store_true", help="also jax_privacy and Opacus")
@@ -183,16 +183,19 @@ def main() -> None:
   options = parse(sys.argv[1:])
   engines = ["plain", *options.engines.split(",")]
   rows: dict[str, Any] = {}
+  compared: dict[str, Any] = {}
   for name in options.models.split(","):
     repeats = 2 if options.quick else options.repeats
     rows[name] = measure(ROWS[name], engines, repeats, options.batch or ROWS[name].batch)
     print(table({name: rows[name]}).split("\n", 2)[2], flush=True)
     jax.clear_caches()
+    if options.compare and ROWS[name].memory_budget is None:
+      compared[name] = clipping_compare.compare(name, min(3, repeats), options.environments)
+      print(json.dumps(compared[name]), flush=True)
   print("\n" + table(rows))
-  compared: dict[str, Any] = {}
-  if options.compare:
-    compared = clipping_compare.compare(list(rows), options.repeats, options.environments)
-    print("\n" + clipping_compare.table(compared, {name: ROWS[name].title for name in rows}))
+  if compared:
+    titles = {name: ROWS[name].title for name in rows}
+    print("\n" + clipping_compare.table(rows, compared, titles))
   if options.quick:
     return
   result = {

@@ -21,11 +21,11 @@ LIBRARIES = {
 }
 
 
-def compare(models: list[str], repeats: int, folder: Path) -> dict[str, Any]:
-  """Library -> its versions and results, or why there are none.
+def compare(model: str, repeats: int, folder: Path) -> dict[str, Any]:
+  """Library -> its version and its result for a row, or why there is none.
 
   Args:
-    models: rows of the benchmark.
+    model: a row of the benchmark.
     repeats: timed runs of each.
     folder: where the environments are made; one that is there is used.
   """
@@ -36,34 +36,34 @@ def compare(models: list[str], repeats: int, folder: Path) -> dict[str, Any]:
       if not python.exists():
         venv.create(folder / library, with_pip=True)
         subprocess.run([python, "-m", "pip", "install", "-q", *packages], check=True)
-      command = [python, "-m", module, f"--models={','.join(models)}", f"--repeats={repeats}"]
       done = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        [python, "-m", module, f"--models={model}", f"--repeats={repeats}"],
+        check=True, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
       )  # fmt: skip
-      found[library] = json.loads(done.stdout.splitlines()[-1])
+      printed = json.loads(done.stdout.splitlines()[-1])
+      found[library] = {**printed.pop("results")[model], **printed}
     except (subprocess.CalledProcessError, OSError) as error:
       print(f"{library}: {error}", file=sys.stderr)
-      found[library] = {"failed": str(error), "results": {}}
+      found[library] = {"failed": str(error)}
   return found
 
 
-def table(found: dict[str, Any], titles: dict[str, str]) -> str:
-  """Ratios of the other libraries, each to its own plain step, as a Markdown table."""
+def table(rows: dict[str, Any], compared: dict[str, Any], titles: dict[str, str]) -> str:
+  """Time ratios of this project and the others, each to its own plain step, in Markdown."""
   lines = [
-    "| model | jax_privacy (its best microbatch) | Opacus hooks | Opacus ghost |",
-    "| --- | --- | --- | --- |",
+    "| model, batch | auto | ghost | vmap | jax_privacy (its best microbatch) | Opacus ghost"
+    " | Opacus hooks |",
+    "| --- | --- | --- | --- | --- | --- | --- |",
   ]
-  for name, title in titles.items():
-    cells = []
-    x = found["jax_privacy"]["results"].get(name)
-    if x and x["time_ratio"]:
-      cells.append(f"{x['time_ratio']:.2f} ({x['microbatch_size']})")
-    else:
-      cells.append(x["why"] if x else "")
-    y = found["opacus"]["results"].get(name, {})
-    for mode in ("hooks", "ghost"):
+  for name, others in compared.items():
+    engines = rows[name]["engines"]
+    cells = [
+      f"{engines[e]['time_ratio']:.2f}" if e in engines else "" for e in ("auto", "ghost", "vmap")
+    ]
+    x, y = others["jax_privacy"], others["opacus"]
+    cells.append("failed" if "failed" in x else f"{x['time_ratio']:.2f} ({x['microbatch_size']})")
+    for mode in ("ghost", "hooks"):
       ratio = y.get(f"{mode}_time_ratio")
-      cells.append(f"{ratio:.2f}" if ratio else "out of memory" if y else "")
-    lines.append(f"| {title} | {' | '.join(cells)} |")
+      cells.append("failed" if "failed" in y else f"{ratio:.2f}" if ratio else "over 4 GiB")
+    lines.append(f"| {titles[name]}, {rows[name]['batch']} | {' | '.join(cells)} |")
   return "\n".join(lines)
