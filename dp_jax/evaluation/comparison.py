@@ -72,7 +72,10 @@ class Comparison:
 
   def summary(self) -> str:
     """What to make of all changes together."""
-    told = [sum(c.verdict == verdict for c in self.changes) for verdict in ("widened", "narrowed")]
+    told = [
+      sum(c.verdict == verdict for c in self.changes) or "none"
+      for verdict in ("widened", "narrowed")
+    ]
     count = len(self.changes)
     return (
       f"Of {count} gaps in {METRICS[self.metric].title}, {told[0]} widened and {told[1]} narrowed;"

@@ -21,6 +21,7 @@ PRIVATE = (
   "with those who may see the data."
 )
 MAX_DRAWN = 24  # groups; more stand in the table alone
+MAX_OPEN = 12  # sentences; more are folded
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,7 @@ def metric_section(comparison: Comparison, anchor: str, suffix: str) -> page.Sec
   rest = [change for change in comparison.changes if change.verdict == "no evidence either way"]
   body = page.paragraph(f"Against {comparison.labels[1]}.") if suffix else ""
   body += _plot(comparison, anchor, heading) + _sentences("Gaps that changed", told)
-  body += _sentences("No evidence either way", rest) + _spreads(comparison)
+  body += _sentences("No evidence either way", rest) + _spreads(comparison, suffix)
   return page.Section(anchor, heading, body)
 
 
@@ -149,7 +150,7 @@ def _row(comparison: Comparison, a: GroupFigure, b: GroupFigure) -> list[page.Ce
   return [a.name, formatting.count(a.units), *values, *gaps, note]
 
 
-def _spreads(comparison: Comparison) -> str:
+def _spreads(comparison: Comparison, suffix: str) -> str:
   rows: list[list[page.Cell]] = [
     [" and ".join(c.columns), label, c.worst, c.best,
      change_text(c.largest_gap, comparison.metric, False)]
@@ -158,16 +159,18 @@ def _spreads(comparison: Comparison) -> str:
   ]  # fmt: skip
   if not rows:
     return ""
-  return page.table(
-    "Largest gap between two groups", ["by", "run", "worst group", "best group", "gap"], rows
-  )
+  caption = f"Largest gap in {METRICS[comparison.metric].title} between two groups{suffix}"
+  return page.table(caption, ["by", "run", "worst group", "best group", "gap"], rows)
 
 
 def _sentences(title: str, changes: Sequence[Change]) -> str:
   if not changes:
     return ""
   items = "".join(f"<li>{page.escape(change.sentence)}</li>" for change in changes)
-  return f"<h3>{page.escape(title)}</h3><ul>{items}</ul>"
+  told, heading = f"<ul>{items}</ul>", f"<h3>{page.escape(title)}</h3>"
+  if len(changes) <= MAX_OPEN:
+    return heading + told
+  return f"{heading}<details><summary>{len(changes)} gaps</summary>{told}</details>"
 
 
 def _method(compared: Compared) -> page.Section:

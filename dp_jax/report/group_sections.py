@@ -110,9 +110,8 @@ def _section(main: RunView, found: Fairness) -> Section:
     for c in found.columns
   ]
   if spreads:
-    body += page.table(
-      "Largest gap between two groups", ["by", "worst group", "best group", "gap"], spreads
-    )
+    caption = f"Largest gap in {title} between two groups"
+    body += page.table(caption, ["by", "worst group", "best group", "gap"], spreads)
   return Section(anchor, heading, body)
 
 
