@@ -22,6 +22,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from dp_jax.privacy.keys import MasterKey
+from dp_jax.training.stopping import Stopped
 
 T = TypeVar("T")
 
@@ -210,8 +211,8 @@ def stopping_all() -> Iterator[None]:
   """
   try:
     yield
-  except SharedError:
-    raise
+  except (SharedError, Stopped):
+    raise  # as every host does
   except Exception as error:
     if jax.process_count() == 1:
       raise

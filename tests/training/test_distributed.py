@@ -1,4 +1,4 @@
-"""Two processes as one run: the same parameters, one key, agreement before step 0, a shared end."""
+"""Several processes as one run: the same parameters, one key, agreement before step 0, one end."""
 
 import json
 import re
@@ -14,11 +14,7 @@ from safetensors.numpy import load_file
 from support import ROOT, finish, flags_of, key_file, lines, small_config, start
 
 from dp_jax.evaluation.predictions import check_same_records, load_predictions
-from dp_jax.privacy.keys import MasterKey
-from dp_jax.training import distributed
-from dp_jax.training.prepare import prepare
 from dp_jax.training.run import train
-from dp_jax.training.zero_head import head_at_zero
 
 PARAMS = "release/params.safetensors"
 STEPS = 12
@@ -28,7 +24,9 @@ def _config(**changes):
   """A microbatch of 15 units is rounded up to 16, eight for each of two hosts."""
   return small_config(**{
     "train__steps": STEPS, "train__engine": "vmap", "train__microbatch_size": 15,
-    "data__declared": "private", "model": {"name": "linear"}, "mesh": "data:-1", **changes,
+    "data__declared": "private", "model": {"name": "linear"}, "mesh": "data:-1",
+    "privacy__accountant": "rdp",  # which answers at once
+    **changes,
   })  # fmt: skip
 
 
@@ -46,13 +44,23 @@ def _start(config, workdir, key, rank, port, processes=2, heartbeat=10):
   )  # fmt: skip
 
 
-def _launch(config, workdir, key):
+def _launch(config, workdir, key, processes=2):
   """By the launcher, as a user would."""
   arguments = [*flags_of(config), f"--workdir={workdir}", f"--test_key_file={key}", "--json"]
   return subprocess.run(
-    [sys.executable, "-m", "experiments.launch.local", "--processes=2", "--cpu_devices=1", "--",
-     *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    [sys.executable, "-m", "experiments.launch.local", f"--processes={processes}",
+     "--cpu_devices=1", "--", *arguments],
+    cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
   )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compiled(tmp_path_factory):
+  """Code that one process has compiled is there for the next; it holds no key."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+    patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    yield
 
 
 @pytest.fixture(scope="module")
@@ -64,23 +72,60 @@ def two(tmp_path_factory):
   return folder / "run", result
 
 
-def test_two_processes_train_what_one_trains(two, tmp_path):
-  folder, result = two
-  assert json.loads(result.stdout.splitlines()[-1])["steps"] == STEPS
-  assert result.stdout.count("report:") == 1  # the second process says nothing
-  train(_config(mesh="data:1"), tmp_path / "one", test_key_file=key_file(tmp_path), progress=False)
-  here, there = (load_file(run / PARAMS) for run in (folder, tmp_path / "one"))
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+  """The same run of one process."""
+  folder = tmp_path_factory.mktemp("one")
+  train(_config(mesh="data:1"), folder / "run", test_key_file=key_file(folder), progress=False)
+  return folder / "run"
+
+
+def _assert_same_parameters(folder, one):
+  here, there = (load_file(run / PARAMS) for run in (folder, one))
+  print("largest difference:", max(np.abs(here[name] - there[name]).max() for name in there))
   for name, value in there.items():
     np.testing.assert_allclose(here[name], value, rtol=0, atol=1e-5, err_msg=name)
   assert any(np.abs(value).max() > 0.01 for value in there.values())
-  one, other = (lines(run / "private/training.jsonl") for run in (folder, tmp_path / "one"))
-  assert [entry["units"] for entry in one] == [entry["units"] for entry in other]
-  assert one[0].keys() == other[0].keys()
+
+
+def test_two_processes_train_what_one_trains(two, one):
+  folder, result = two
+  assert json.loads(result.stdout.splitlines()[-1])["steps"] == STEPS
+  assert result.stdout.count("report:") == 1  # the second process says nothing
+  _assert_same_parameters(folder, one)
   # Every held-out record, not the first process's share: groups and `compare` rest on it.
-  tables = [load_predictions(run / "private/predictions.npz") for run in (folder, tmp_path / "one")]
+  tables = [load_predictions(run / "private/predictions.npz") for run in (folder, one)]
   assert tables[0].record.tolist() == list(range(200))
   check_same_records(tables)
   assert np.mean(tables[0].predicted == tables[1].predicted) > 0.99
+
+
+def test_four_processes_train_what_one_trains(one, tmp_path):
+  """The microbatch of 16 units is cut into four of each."""
+  result = _launch(_config(), tmp_path / "run", key_file(tmp_path), processes=4)
+  assert result.returncode == 0, result.stderr
+  assert result.stdout.count("report:") == 1
+  _assert_same_parameters(tmp_path / "run", one)
+  assert len(list((tmp_path / "run" / "private").glob("training*.jsonl"))) == 4
+
+
+def test_the_private_logs_of_the_hosts_are_that_of_one_host_in_parts(two, one):
+  folder, _ = two
+  logs = [folder / "private" / name for name in ("training.jsonl", "training-host1.jsonl")]
+  assert all(log.stat().st_mode & 0o777 == 0o600 for log in logs)
+  whole = lines(one / "private" / "training.jsonl")
+  assert len(whole) == STEPS
+  for entry, first, second in zip(whole, *map(lines, logs), strict=True):
+    assert first.keys() == second.keys() == entry.keys()
+    assert first["step"] == second["step"] == entry["step"]
+    assert first["units"] == second["units"] == entry["units"]
+    # Of each microbatch of 16 units the first eight are the first host's.
+    pieces = [min(16, entry["units"] - start) for start in range(0, entry["units"], 16)]
+    counts = sum(min(8, n) for n in pieces), sum(max(0, n - 8) for n in pieces)
+    for name in ("loss", "clip_fraction"):
+      mean = np.average([first[name], second[name]], weights=counts)
+      np.testing.assert_allclose(mean, entry[name], rtol=1e-4)
+    assert first["loss"] != second["loss"]
 
 
 def test_only_the_first_process_writes_and_no_secret_is_shown(two):
@@ -106,8 +151,20 @@ def _wait_for_step(workdir, processes, step):
     time.sleep(0.01)
 
 
-def test_killing_one_stops_the_other_and_the_same_commands_go_on(tmp_path):
-  config = _config(train__steps=60, checkpoint__every=5)
+LONG = {"train__steps": 60, "checkpoint__every": 5}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+  """The parameters of a longer run."""
+  folder = tmp_path_factory.mktemp("undisturbed")
+  result = _launch(_config(**LONG), folder / "run", key_file(folder))
+  assert result.returncode == 0, result.stderr
+  return (folder / "run" / PARAMS).read_bytes()
+
+
+def test_killing_one_stops_the_other_and_the_same_commands_go_on(undisturbed, tmp_path):
+  config = _config(**LONG)
   key, workdir, port = key_file(tmp_path), tmp_path / "run", _port()
   processes = [_start(config, workdir, key, rank, port) for rank in range(2)]
   _wait_for_step(workdir, processes, 12)
@@ -121,9 +178,34 @@ def test_killing_one_stops_the_other_and_the_same_commands_go_on(tmp_path):
   again = _launch(config, workdir, key)
   assert again.returncode == 0, again.stderr
   assert "resuming after step" in again.stderr
-  whole = _launch(config, tmp_path / "whole", key)
-  assert whole.returncode == 0, whole.stderr
-  assert (workdir / PARAMS).read_bytes() == (tmp_path / "whole" / PARAMS).read_bytes()
+  assert (workdir / PARAMS).read_bytes() == undisturbed
+  for log in ("training.jsonl", "training-host1.jsonl"):
+    assert [entry["step"] for entry in lines(workdir / "private" / log)] == list(range(1, 61))
+
+
+def test_sigterm_to_one_makes_all_save_the_same_step_and_the_same_commands_go_on(
+  undisturbed, tmp_path
+):
+  """As when the scheduler takes one machine away."""
+  config = _config(**LONG | {"checkpoint__every": 1000})
+  key, workdir, port = key_file(tmp_path), tmp_path / "run", _port()
+  processes = [_start(config, workdir, key, rank, port) for rank in range(2)]
+  _wait_for_step(workdir, processes, 3)
+  processes[1].send_signal(signal.SIGTERM)
+  said = set()
+  for process in processes:
+    code, out, err = finish(process)
+    assert code == 0, err
+    said |= set(re.findall("asked to stop: step .*", out + err))
+  (text,) = said  # and so of the same step
+  (step,) = re.findall(r"step (\d+) of 60 is saved; the same command goes on from there", text)
+  saved = [p.name for p in (workdir / "checkpoints").iterdir()]
+  assert sorted(saved) == ["0", step] and 3 <= int(step) < 60
+  assert not (workdir / "release").exists()
+  again = _launch(config, workdir, key)
+  assert again.returncode == 0, again.stderr
+  assert f"resuming after step {step}" in again.stderr
+  assert (workdir / PARAMS).read_bytes() == undisturbed
 
 
 def _other_key(folder):
@@ -188,77 +270,3 @@ def test_different_keys_that_pass_as_replicated_are_caught(tmp_path):
   found = [re.findall("PARAMS (.*)", out) for _, out, _ in outputs]
   assert all(found), outputs
   assert found[0] != found[1]
-
-
-# Without processes: what each piece does.
-
-
-def _as_hosts(monkeypatch, texts):
-  monkeypatch.setattr(distributed, "gather", lambda text: [text, *texts])
-  monkeypatch.setattr("jax.process_count", lambda: 1 + len(texts))
-
-
-def test_hidden_facts_are_named_without_their_values(monkeypatch):
-  said = []
-  monkeypatch.setattr("jax.process_count", lambda: 2)
-  monkeypatch.setattr(distributed, "gather", lambda text: said.append(text) or [text, text])
-  distributed.agree({"a": {"b": 1}}, {"the number of units": 1234567})
-  assert "1234567" not in said[0]
-  other = said[0]
-  _as_hosts(monkeypatch, [other, other.replace('"1"', '"3"')])
-  with pytest.raises(distributed.SharedError) as error:
-    distributed.agree({"a": {"b": 1}}, {"the number of units": 1234568})
-  text = str(error.value)
-  assert "host 1 differs from host 0: the number of units." in text
-  assert "host 2 differs from host 0: a.b is 3, not 1; the number of units." in text
-  assert "1234567" not in text and "1234568" not in text
-
-
-def test_what_one_host_cannot_do_stops_all_with_its_name(monkeypatch):
-  _as_hosts(monkeypatch, ["no such file"])
-  with pytest.raises(distributed.SharedError, match="host 1: no such file All hosts stop"):
-    distributed.together(lambda: 1)
-  _as_hosts(monkeypatch, [""])
-  assert distributed.together(lambda: 1) == 1
-
-
-def test_one_host_alone_does_the_plain_thing():
-  key = MasterKey(bytes(32))
-  assert distributed.share_key(lambda: key) is key
-  assert distributed.gather("x") == ["x"] and distributed.from_first({"a": 1}) == {"a": 1}
-  with pytest.raises(OSError):
-    distributed.on_first(lambda: (_ for _ in ()).throw(OSError("disk")))
-  distributed.agree({"a": 1}, {})
-
-
-@pytest.mark.parametrize("method", ["least_squares", "feature_covariance", "newton", "auto"])
-def test_solvers_are_refused_on_several_hosts(monkeypatch, method):
-  config = small_config(
-    solver={"method": method}, model={"name": "feature_head"}, train__steps=1,
-    privacy={"epsilon": 3.0, "delta": 1e-4, "sampling": "full_batch"},
-  )  # fmt: skip
-  monkeypatch.setattr("jax.process_count", lambda: 2)
-  with pytest.raises(ValueError, match=f"solver.method='{method}' is one pass on one device"):
-    prepare(config)
-
-
-def test_the_closed_form_of_a_first_step_is_for_one_host(monkeypatch):
-  """Of several, the ordinary loop takes it."""
-  run = prepare(small_config(
-    model={"name": "linear", "head_init_std": 0.0},
-    privacy={"epsilon": 3.0, "delta": 1e-4, "sampling": "full_batch"},
-  ))  # fmt: skip
-  assert head_at_zero(run) is not None
-  monkeypatch.setattr("jax.process_count", lambda: 2)
-  assert head_at_zero(run) is None
-
-
-@pytest.mark.parametrize(("flags", "named"), [
-  ({"coordinator": "a:1"}, "go together"), ({"num_processes": 2, "process_id": 0}, "go together"),
-  ({"coordinator": "a:1", "num_processes": 2, "process_id": 2}, "process_id=2"),
-  ({"coordinator": "a:1", "num_processes": 2, "process_id": 0, "heartbeat_seconds": 0},
-   "heartbeat_seconds"),
-])  # fmt: skip
-def test_incomplete_flags_are_refused(flags, named):
-  with pytest.raises(ValueError, match=named):
-    distributed.join(distributed.Hosts(**flags))

@@ -1,0 +1,90 @@
+"""What hosts say to each other, without processes: what each piece does."""
+
+import pytest
+from support import small_config
+
+from dp_jax.privacy.keys import MasterKey
+from dp_jax.training import distributed
+from dp_jax.training.prepare import prepare
+from dp_jax.training.stopping import Stopped
+from dp_jax.training.zero_head import head_at_zero
+
+
+def _as_hosts(monkeypatch, texts):
+  monkeypatch.setattr(distributed, "gather", lambda text: [text, *texts])
+  monkeypatch.setattr("jax.process_count", lambda: 1 + len(texts))
+
+
+def test_hidden_facts_are_named_without_their_values(monkeypatch):
+  said = []
+  monkeypatch.setattr("jax.process_count", lambda: 2)
+  monkeypatch.setattr(distributed, "gather", lambda text: said.append(text) or [text, text])
+  distributed.agree({"a": {"b": 1}}, {"the number of units": 1234567})
+  assert "1234567" not in said[0]
+  other = said[0]
+  _as_hosts(monkeypatch, [other, other.replace('"1"', '"3"')])
+  with pytest.raises(distributed.SharedError) as error:
+    distributed.agree({"a": {"b": 1}}, {"the number of units": 1234568})
+  text = str(error.value)
+  assert "host 1 differs from host 0: the number of units." in text
+  assert "host 2 differs from host 0: a.b is 3, not 1; the number of units." in text
+  assert "1234567" not in text and "1234568" not in text
+
+
+def test_what_one_host_cannot_do_stops_all_with_its_name(monkeypatch):
+  _as_hosts(monkeypatch, ["no such file"])
+  with pytest.raises(distributed.SharedError, match="host 1: no such file All hosts stop"):
+    distributed.together(lambda: 1)
+  _as_hosts(monkeypatch, [""])
+  assert distributed.together(lambda: 1) == 1
+
+
+def test_one_host_alone_does_the_plain_thing():
+  key = MasterKey(bytes(32))
+  assert distributed.share_key(lambda: key) is key
+  assert distributed.gather("x") == ["x"] and distributed.from_first({"a": 1}) == {"a": 1}
+  with pytest.raises(OSError):
+    distributed.on_first(lambda: (_ for _ in ()).throw(OSError("disk")))
+  distributed.agree({"a": 1}, {})
+
+
+@pytest.mark.parametrize("method", ["least_squares", "feature_covariance", "newton", "auto"])
+def test_solvers_are_refused_on_several_hosts(monkeypatch, method):
+  config = small_config(
+    solver={"method": method}, model={"name": "feature_head"}, train__steps=1,
+    privacy={"epsilon": 3.0, "delta": 1e-4, "sampling": "full_batch"},
+  )  # fmt: skip
+  monkeypatch.setattr("jax.process_count", lambda: 2)
+  with pytest.raises(ValueError, match=f"solver.method='{method}' is one pass on one device"):
+    prepare(config)
+
+
+def test_the_closed_form_of_a_first_step_is_for_one_host(monkeypatch):
+  """Of several, the ordinary loop takes it."""
+  run = prepare(small_config(
+    model={"name": "linear", "head_init_std": 0.0},
+    privacy={"epsilon": 3.0, "delta": 1e-4, "sampling": "full_batch"},
+  ))  # fmt: skip
+  assert head_at_zero(run) is not None
+  monkeypatch.setattr("jax.process_count", lambda: 2)
+  assert head_at_zero(run) is None
+
+
+@pytest.mark.parametrize(("flags", "named"), [
+  ({"coordinator": "a:1"}, "go together"), ({"num_processes": 2, "process_id": 0}, "go together"),
+  ({"coordinator": "a:1", "num_processes": 2, "process_id": 2}, "process_id=2"),
+  ({"coordinator": "a:1", "num_processes": 2, "process_id": 0, "heartbeat_seconds": 0},
+   "heartbeat_seconds"),
+])  # fmt: skip
+def test_incomplete_flags_are_refused(flags, named):
+  with pytest.raises(ValueError, match=named):
+    distributed.join(distributed.Hosts(**flags))
+
+
+def test_a_shared_end_is_not_taken_for_a_failure_of_one(monkeypatch):
+  """Who fails alone ends at once (os._exit); what all raise at one point is raised."""
+  monkeypatch.setattr("jax.process_count", lambda: 2)
+  monkeypatch.setattr(distributed.os, "_exit", lambda code: pytest.fail(f"left with {code}"))
+  for error in (Stopped("asked to stop"), distributed.SharedError("all")):
+    with pytest.raises(type(error)), distributed.stopping_all():
+      raise error
