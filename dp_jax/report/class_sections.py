@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dp_jax.evaluation.disclosure import hidden_classes
+from dp_jax.evaluation.disclosure import MIN_UNITS, hidden_classes
 from dp_jax.evaluation.predictions import load_predictions
 from dp_jax.report import formatting, page, plots
 from dp_jax.report.page import Markup, Section
@@ -19,6 +19,10 @@ from dp_jax.report.run_view import RunView, number, wilson
 
 MAX_ROWS = 20  # more classes than this and only the hardest are drawn
 SUPPRESSED = "suppressed"
+_FEW = (
+  f"Classes of fewer than {MIN_UNITS} people are suppressed, and with them as many others as it "
+  "takes that none of them follows from a total."
+)
 
 Matrix = list[list[int] | None]
 
@@ -46,6 +50,8 @@ def class_section(runs: Sequence[RunView], groups: Sequence[str] = ()) -> Sectio
     first = next(iter(intervals.values()))
     order = sorted(order, key=lambda k: _value(first[k]))[:MAX_ROWS]
     intro = page.paragraph(f"The {MAX_ROWS} hardest of {size} classes.", "note")
+  if any(row is None for matrix in matrices.values() for row in matrix):
+    intro += page.paragraph(_FEW, "note")
   svg = plots.class_plot(
     [names[k] for k in order],
     {

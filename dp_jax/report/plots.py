@@ -155,7 +155,8 @@ def class_plot(
     axes.grid(visible=True, axis="y", color=fig.LINE)
     if percent:
       _percent_axis(axes.xaxis)
-      axes.set_xlim(right=1.01)
+      lows = [i.low for intervals in runs.values() for i in intervals if i is not None]
+      axes.set_xlim(right=1 + 0.02 * max(0.05, 1 - min(lows, default=0.0)))
     figure.legend(loc="outside upper left", ncols=3, labelcolor=fig.INK)
     description = f"{len(classes)} {kind}, {len(runs)} runs; the values stand in the table."
     return fig.to_svg(figure, name, title, description)

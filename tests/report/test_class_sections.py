@@ -54,7 +54,11 @@ def test_small_classes_of_private_data_are_suppressed_with_what_gives_them_away(
   text = private_path(run).read_text()
   classes, confusion = (_section(text, anchor) for anchor in ("classes", "confusion"))
   # 9 people are too few, and all people less the 60 would give the 30 and the 9 together, 39.
-  assert classes.count("suppressed") == 2 and "100.0% (96.9% to 100.0%)" in classes
+  assert (
+    classes.count(">suppressed<") == 2
+    and "fewer than 11 people" in classes
+    and "100.0% (96.9% to 100.0%)" in classes
+  )
   assert "66.7%" not in text and "18" not in confusion and "60" not in confusion
   assert confusion.count("(suppressed)") == 2 and ">120<" in confusion
   assert "Most frequent" not in confusion  # the only mistakes are of the class that is hidden
