@@ -10,20 +10,14 @@ its norm is ||x|| sqrt((K - 1) shared^2 + (own - shared)^2), and the sum over re
 by its own c_i, is `shared` sum_i c_i x_i, less `own` times the sum over each class alone. A bias is
 one more feature that is always 1. The gradient of a unit is the mean over its records.
 
-Sums are kept in float64: the features lie on the host, and it reads them as fast as it can add.
-(In float32, even of short runs of a class, a unit that is blanked or removed moves later ones to
-other places, which round differently.) A row's square is summed in float32 (relative error below
-2^-12, inside the margin of the bound), in float64 where that leaves its range.
+Sums over classes are kept in float64 (`class_sums.py`), on the host: the features lie there, and it
+reads them as fast as it can add.
 """
 
-import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import jax
 import numpy as np
-from threadpoolctl import threadpool_limits
 
 from dp_jax.gradients.clipping import check_clip_norm, sensitivity
 from dp_jax.gradients.compensated import Compensated
@@ -31,15 +25,11 @@ from dp_jax.gradients.engines import ClipAux
 from dp_jax.gradients.norms import CLIP_MARGIN, LARGEST_RATIO
 from dp_jax.gradients.styles import GAMMA, StyleName
 from dp_jax.models.functional import Arrays
+from dp_jax.solvers.class_sums import ClassSums, squared_norms
 from dp_jax.tasks.classification import Classification
 
-# Rows that are gathered at a time: they stay in a core's cache in float64.
-_ROWS = 64
-_NORM_ROWS = 512
-# Entries of a row whose squares are added in plain float32.
-_NORM_COLUMNS = 4096
-# Squared norms in float32 are exact enough within these.
-_SMALLEST_SQUARE, _LARGEST_SQUARE = 1e-30, 1e30
+# Units of several records that are added at a time.
+_UNITS = 64
 
 
 @dataclass(frozen=True)
@@ -117,23 +107,25 @@ def zero_head(
 class ClosedFormSum:
   """Adds up clipped gradients, shard by shard.
 
-  Formal guarantee: as `ClippedGrad`'s. Setting the mask of one unit to False, or removing it, moves
-  the total by at most `head.clip_norm` in L2, whatever the units hold and however they are cut into
-  shards: over two million units float64 rounds by less than half of the margin of 2^-10 C, at the
-  very worst.
+  Formal guarantee: as `ClippedGrad`'s. Setting the mask of one unit to False, blanking it, or,
+  under add_or_remove_one, taking it out moves the total by at most `head.clip_norm` in L2, whatever
+  the units hold: what `ClassSums` rounds, and over two million units float64, is less than half of
+  the margin of 2^-10 C, at the very worst.
   """
 
-  def __init__(self, head: ZeroHead, threads: int | None = None):
+  def __init__(self, head: ZeroHead, adjacency: str, threads: int | None = None):
     """Starts at zero.
 
     Args:
       head: what is differentiated.
+      adjacency: of the mechanism.
       threads: how many to read with; None takes one a core. The result does not depend on it.
     """
     self.head = head
-    self._threads = threads or os.cpu_count() or 1
-    size = head.num_features + 1  # the last column is the bias
-    self._by_class = np.zeros((head.num_classes, size))
+    exact = adjacency == "add_or_remove_one"  # then later units move to other places
+    self._rows = ClassSums(head.num_classes, head.num_features, exact=exact, threads=threads)
+    # The last column is the bias.
+    self._units = np.zeros((head.num_classes, head.num_features + 1))
     self._columns: np.ndarray | None = None  # of units with records of every class
 
   def add(
@@ -162,22 +154,24 @@ class ClosedFormSum:
       real &= record_mask.reshape(labels.shape)
     if mask is not None:
       real &= mask[:, None]
-    with np.errstate(all="ignore"), threadpool_limits(1, "blas"):
+    if labels.shape[1] == 1:
+      norms = self._add_rows(rows[:, 0], labels[:, 0], real[:, 0])
+    else:
       norms = np.zeros(len(rows))
-      if labels.shape[1] == 1:
-        norms[real[:, 0]] = self._add_rows(rows[:, 0], labels[:, 0], real[:, 0])
-      else:
-        for start in range(0, len(rows), _ROWS):
-          part = slice(start, start + _ROWS)
+      for start in range(0, len(rows), _UNITS):
+        part = slice(start, start + _UNITS)
+        with np.errstate(all="ignore"):
           norms[part] = self._add_units(rows[part], labels[part], real[part])
-      counted = real.any(axis=1)
-      losses = np.where(counted, np.float32(self.head.loss), np.float32(0))
+    losses = np.where(real.any(axis=1), np.float32(self.head.loss), np.float32(0))
+    with np.errstate(over="ignore"):
       return ClipAux(norms.astype(np.float32), losses)  # type: ignore[arg-type]
 
   def total(self) -> Compensated:
     """The sum so far as a pair: head.kernel float32[d, K] and, if trained, head.bias float32[K]."""
     head = self.head
-    columns = head.shared * self._by_class.sum(axis=0) - head.own * self._by_class
+    by_class = self._units.copy()
+    by_class[:, :-1] += self._rows.sums
+    columns = head.shared * by_class.sum(axis=0) - head.own * by_class
     if self._columns is not None:
       columns = columns + self._columns
     grads = {"head.kernel": columns[:, :-1].T}
@@ -197,59 +191,29 @@ class ClosedFormSum:
     return (rows - np.float32(low)) * scale - np.float32(1)
 
   def _add_rows(self, rows: np.ndarray, labels: np.ndarray, real: np.ndarray) -> np.ndarray:
-    """Units of one record each: their norms, float64[real.sum()]."""
+    """Units of one record each: their norms, float64[B]."""
     head = self.head
     factor = np.sqrt((head.num_classes - 1) * head.shared**2 + (head.own - head.shared) ** 2)
-    norms = np.sqrt(self._squares(rows) + head.bias)[real] * factor
-    scales = np.zeros(len(rows))
-    scales[real] = head.scales(norms)
-    self._add_to_classes(rows, labels, scales)
+    norms, scales = np.zeros((2, len(rows)))
+
+    def scaled(some: np.ndarray, piece: slice) -> tuple[np.ndarray, np.ndarray]:
+      with np.errstate(all="ignore"):  # which each thread has of its own
+        some = self._read(some)
+        norms[piece] = np.where(real[piece], self._row_norms(some) * factor, 0.0)
+        scales[piece] = np.where(real[piece], head.scales(norms[piece]), 0.0)
+      return some, scales[piece]
+
+    self._rows.add(rows, labels, scaled)
+    if head.bias:
+      kept = scales != 0
+      self._units[:, -1] += np.bincount(
+        labels[kept], weights=scales[kept], minlength=head.num_classes
+      )
     return norms
 
-  def _squares(self, rows: np.ndarray) -> np.ndarray:
-    """Squared norms, float64[B]."""
-    squares = np.empty(len(rows))
-
-    def one(start: int) -> None:
-      part = slice(start, start + _NORM_ROWS)
-      block = self._read(rows[part])
-      total = np.zeros(len(block))
-      for column in range(0, block.shape[1], _NORM_COLUMNS):
-        some = block[:, column : column + _NORM_COLUMNS]
-        total += np.einsum("ij,ij->i", some, some)
-      odd = np.flatnonzero(~((total > _SMALLEST_SQUARE) & (total < _LARGEST_SQUARE)))
-      total[odd] = np.square(block[odd].astype(np.float64)).sum(axis=1)
-      squares[part] = total
-
-    self._each(one, range(0, len(rows), _NORM_ROWS))
-    return squares
-
-  def _add_to_classes(self, rows: np.ndarray, labels: np.ndarray, scales: np.ndarray) -> None:
-    """Adds scaled rows to the sums of their classes. No two threads share a class."""
-    kept = np.flatnonzero(scales)  # the others may hold NaN
-    order = kept[np.argsort(labels[kept], kind="stable")]
-    ends = np.flatnonzero(np.diff(labels[order], append=-1)) + 1
-    runs = list(zip([0, *ends[:-1]], ends, strict=True))
-    self._by_class[:, -1] += np.bincount(
-      labels[order], weights=scales[order], minlength=self.head.num_classes
-    )
-
-    def one(some: Sequence[tuple[int, int]]) -> None:
-      buffer = np.empty((_ROWS, self.head.num_features))
-      for first, end in some:
-        into = self._by_class[labels[order[first]], :-1]
-        for start in range(first, end, _ROWS):
-          part = order[start : min(start + _ROWS, end)]
-          first_row, after = part[0], part[-1] + 1
-          # In order of class, as folders of images are, rows need not be gathered.
-          together = after - first_row == len(part)
-          taken = self._read(rows[first_row:after] if together else rows[part])
-          buffer[: len(part)] = taken
-          into += scales[part] @ buffer[: len(part)]
-
-    # Of about equal numbers of rows.
-    cuts = np.searchsorted(ends, np.linspace(0, len(order), self._threads + 1)[1:-1])
-    self._each(one, [runs[a:b] for a, b in zip([0, *cuts], [*cuts, len(runs)], strict=True)])
+  def _row_norms(self, rows: np.ndarray) -> np.ndarray:
+    """Of rows with the bias's 1, float64[B]."""
+    return np.sqrt(squared_norms(rows) + self.head.bias)
 
   def _add_units(self, rows: np.ndarray, labels: np.ndarray, real: np.ndarray) -> np.ndarray:
     """Units of several records, a few at a time: their norms, float64[B].
@@ -281,10 +245,10 @@ class ClosedFormSum:
     used = scales != 0
     full = self._added_by_columns(absent)[owner]
     normal = used & ~full
-    np.add.at(self._by_class, label[normal], scales[normal, None] * parts[normal])
+    np.add.at(self._units, label[normal], scales[normal, None] * parts[normal])
     if np.any(used & full):
       if self._columns is None:
-        self._columns = np.zeros_like(self._by_class)
+        self._columns = np.zeros_like(self._units)
       rest = used & full
       np.add.at(self._columns, label[rest], scales[rest, None] * present[rest])
     return norms
@@ -296,13 +260,3 @@ class ClosedFormSum:
     and so bounded by its norm. Without one it may be huge where the gradient is small.
     """
     return absent == 0
-
-  def _each(self, function, items) -> None:  # type: ignore[no-untyped-def]
-    """Calls a function on each item, on all threads."""
-    items = list(items)
-    if self._threads == 1 or len(items) < 2:
-      for item in items:
-        function(item)
-      return
-    with ThreadPoolExecutor(self._threads) as pool:
-      list(pool.map(function, items))

@@ -90,16 +90,22 @@ class Classification:
 
 
 def _softmax_loss(logits: jax.Array, labels: jax.Array, smoothing: float) -> jax.Array:
-  log_probs = jax.nn.log_softmax(logits)
-  chosen = jnp.take_along_axis(log_probs, labels[:, None], axis=-1)[:, 0]
-  return -(1 - smoothing) * chosen - smoothing * log_probs.mean(axis=-1)
+  # As log_softmax has it, but without a matrix of log probabilities.
+  logits = logits - jax.lax.stop_gradient(logits.max(axis=-1, keepdims=True))
+  return jnp.log(jnp.exp(logits).sum(axis=-1)) - _targets(logits, labels, smoothing)
 
 
 def _sigmoid_loss(logits: jax.Array, labels: jax.Array, smoothing: float) -> jax.Array:
   # -t log sigmoid(z) - (1 - t) log sigmoid(-z) = softplus(z) - t z, with t the smoothed target.
+  return jax.nn.softplus(logits).sum(axis=-1) - _targets(logits, labels, smoothing)
+
+
+def _targets(logits: jax.Array, labels: jax.Array, smoothing: float) -> jax.Array:
+  """Logits float32[K, C] times the smoothed targets, summed over classes: float32[K]."""
   chosen = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
-  targets = (1 - smoothing) * chosen + smoothing * logits.mean(axis=-1)
-  return jax.nn.softplus(logits).sum(axis=-1) - targets
+  if smoothing == 0:
+    return chosen
+  return (1 - smoothing) * chosen + smoothing * logits.mean(axis=-1)
 
 
 def _mean(values: jax.Array, mask: jax.Array) -> jax.Array:

@@ -1,5 +1,7 @@
 """The first step of a linear head of zeros over all data: its clipped sum by the closed form."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import numpy as np
 
@@ -8,8 +10,8 @@ from dp_jax.gradients.engines import ClipAux
 from dp_jax.solvers.closed_form import ClosedFormSum, ZeroHead, zero_head
 from dp_jax.training.prepare import Run
 
-# Of features that are read at a time.
-_BYTES = 2**26
+# Of features that are read at a time, and once more while they are added up.
+_BYTES = 2**28
 
 
 def head_at_zero(run: Run) -> ZeroHead | None:
@@ -33,10 +35,15 @@ def sum_at_zero(
   """The un-noised clipped sum over units, and what was seen of them, (ClipAux, mask) a piece."""
   record = head.num_features * run.loader.max_records_per_unit
   size = max(1, min(len(indices), _BYTES // (4 * record)))
-  total = ClosedFormSum(head)
+  total = ClosedFormSum(head, run.mechanism.adjacency)
   seen: list[tuple[ClipAux, np.ndarray]] = []
-  for start in range(0, len(indices), size):
-    units, mask = run.loader.load(indices[start : start + size], size)
-    aux = total.add(units["inputs"], units["label"], mask, units["record_mask"])
-    seen.append((jax.device_put(aux), mask))
+  pieces = [indices[start : start + size] for start in range(0, len(indices), size)]
+  with ThreadPoolExecutor(1) as ahead:
+    following = ahead.submit(run.loader.load, pieces[0], size)
+    for index in range(len(pieces)):
+      units, mask = following.result()
+      if index + 1 < len(pieces):
+        following = ahead.submit(run.loader.load, pieces[index + 1], size)
+      aux = total.add(units["inputs"], units["label"], mask, units["record_mask"])
+      seen.append((jax.device_put(aux), mask))
   return total.total(), seen

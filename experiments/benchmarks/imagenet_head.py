@@ -3,6 +3,9 @@
     python -m experiments.benchmarks.imagenet_head          all of it, with imagenet_head.json
     python -m experiments.benchmarks.imagenet_head --rows=65536 --json
 
+With --compare=FOLDER it also extrapolates from 4,096 rows what jax_privacy's vmap and Opacus's
+ghost clipping take, each in an environment that is made in that folder if it is not there.
+
 Made-up rows of the real shape (1,281,167 x 1280 float32, 1000 classes) are drawn shard by shard.
 Every shard is then used by each way in turn, so that what else the machine does falls on all alike;
 only the use is timed. The ways:
@@ -10,10 +13,12 @@ only the use is timed. The ways:
   private   accumulate and finish of the training loop: ghost clipping, compensated sums, noise,
             LAMB
   plain     the same without clipping and noise
-  products  the two matrix products that a gradient of these shapes cannot do without, alone
-  zero head the closed form from a head of zeros, and the same noise and LAMB; rows in order of
-            class, as `dp-jax features` writes them from class folders
+  products  the two matrix products that a gradient of these shapes cannot do without, alone, on
+            rows that lie where jax wants them
+  zero head the closed form from a head of zeros; rows in order of class, as `dp-jax features`
+            writes them from class folders
   mixed     the same with rows in random order
+  noise, optimizer   after the closed form: the noise and LAMB, once
   read      every row read once and added up (by numpy, on as many threads as the closed form)
   moments   X^T X and X^T Y in the pairs of dp_jax.solvers.least_squares
 """
@@ -24,9 +29,7 @@ import json
 import os
 import platform
 import resource
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -35,24 +38,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dp_jax.gradients.optimizers import make_optimizer
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import split
 from dp_jax.privacy import FullBatch, PrivacySpec, calibrate
 from dp_jax.solvers.closed_form import ClosedFormSum, zero_head
 from dp_jax.tasks.classification import Classification
-from dp_jax.training.step import StepFunctions, build_step, init_state
+from experiments.benchmarks.clipping_compare import compare
+from experiments.benchmarks.imagenet_head_ways import (
+  CLASSES,
+  CLIP_NORM,
+  FEATURES,
+  MICROBATCH,
+  Clock,
+  Shard,
+  Step,
+  moments,
+  products,
+  read,
+)
 
-ROWS, FEATURES, CLASSES = 1_281_167, 1280, 1000
-SHARD, MICROBATCH = 65_536, 4096
-CLIP_NORM, INIT_STD = 1.0, 1e-4
+ROWS, SHARD, INIT_STD = 1_281_167, 65_536, 1e-4
 LIMITS = {
   "private / plain": 1.15, "products / private": 0.8, "zero head / read": 4.0, "mixed / read": 4.0
 }  # fmt: skip
 MEMORY_GB = 4.0
 HERE = Path(__file__).parent
-
-Shard = tuple[np.ndarray, np.ndarray]
 
 
 def shards(rows: int) -> Iterator[Shard]:
@@ -71,100 +81,6 @@ def shards(rows: int) -> Iterator[Shard]:
     yield part, labels
 
 
-class Clock:
-  """Seconds, and seconds of processor time over all cores, by what they were spent on."""
-
-  def __init__(self) -> None:
-    self.seconds: dict[str, float] = defaultdict(float)
-    self.cpu_seconds: dict[str, float] = defaultdict(float)
-
-  def time(self, name: str, function: Callable[[], Any]) -> Any:
-    """Calls a function, waits for its result, and counts the time."""
-    start, start_cpu = time.perf_counter(), time.process_time()
-    result = jax.block_until_ready(function())
-    self.seconds[name] += time.perf_counter() - start
-    self.cpu_seconds[name] += time.process_time() - start_cpu
-    return result
-
-
-class Step:
-  """The training loop's step over microbatches, from a head near zero."""
-
-  def __init__(self, task: Classification, params: Any, rows: int, stddev: float | None):
-    optimizer = make_optimizer("lamb", 0.01)
-    self.functions: StepFunctions = build_step(
-      task.loss, optimizer, clip_norm=None if stddev is None else CLIP_NORM, stddev=stddev or 0.0,
-      expected_batch_size=float(rows), ema=0.0,
-    )  # fmt: skip
-    self.state = init_state(params, optimizer)
-    self.total = self.functions.zeros(params)
-    bits = np.frombuffer(os.urandom(8), np.uint32)
-    self.key = jax.random.wrap_key_data(bits, impl="threefry2x32")
-
-  def add(self, shard: Shard) -> Any:
-    """Accumulates a shard, microbatch by microbatch; the last one is padded."""
-    rows, labels = shard
-    for start in range(0, len(rows), MICROBATCH):
-      part, of_part = rows[start : start + MICROBATCH], labels[start : start + MICROBATCH]
-      missing = MICROBATCH - len(part)
-      if missing:
-        part, of_part = np.pad(part, ((0, missing), (0, 0))), np.pad(of_part, (0, missing))
-      mask = np.arange(MICROBATCH) < MICROBATCH - missing
-      units = {"inputs": part[:, None], "label": of_part[:, None], "record_mask": mask[:, None]}
-      ids = np.zeros(MICROBATCH, np.uint32)
-      self.total, _ = self.functions.accumulate(
-        self.state.params, {}, self.total, units, mask, ids, self.key
-      )
-    return self.total
-
-  def finish(self, total: Any = None) -> Any:
-    """The noise and the optimizer's step."""
-    # That of another way has no axis of devices.
-    total = self.total if total is None else jax.tree.map(lambda x: x[None], total)
-    self.state = self.functions.finish(self.state, total, self.key)
-    return self.state
-
-
-def products() -> Callable[[Shard], Any]:
-  """The matrix products of a gradient: rows times head, and rows times derivatives."""
-  forward = jax.jit(lambda x, w: x @ w)
-  backward = jax.jit(lambda x, d: x.T @ d)
-  head = jax.random.normal(jax.random.key(0), (FEATURES, CLASSES))
-  derivatives = jax.random.normal(jax.random.key(1), (MICROBATCH, CLASSES))
-
-  def run(shard: Shard) -> Any:
-    result = None
-    for start in range(0, len(shard[0]), MICROBATCH):
-      x = jnp.asarray(shard[0][start : start + MICROBATCH])
-      result = jax.block_until_ready((forward(x, head), backward(x, derivatives[: len(x)])))
-    return result
-
-  return run
-
-
-def read(shard: Shard) -> Any:
-  """Adds all rows up: each is read once."""
-  with ThreadPoolExecutor(os.cpu_count()) as pool:
-    parts = np.array_split(shard[0], 16 * (os.cpu_count() or 1))
-    return sum(pool.map(lambda part: part.sum(axis=0), parts))
-
-
-def moments() -> Callable[[Shard], Any] | None:
-  """The statistics of least squares, or None where the solver is not there."""
-  try:
-    from dp_jax.solvers.data import Rows, array_data
-    from dp_jax.solvers.statistics import accumulate, cross_moment, second_moment
-  except ImportError:
-    return None
-  both = second_moment(1.0), cross_moment(1.0, CLASSES)
-
-  def run(shard: Shard) -> Any:
-    rows = Rows(array_data(*shard, CLASSES, shard_size=MICROBATCH), 1.0, None)
-    return [accumulate(rows, statistic) for statistic in both]
-
-  return run
-
-
 def measure(rows: int) -> dict[str, Any]:
   """Runs all ways over all shards."""
   spec = ModelSpec("linear", {}, (FEATURES,), CLASSES, (-1.0, 1.0))
@@ -179,12 +95,13 @@ def measure(rows: int) -> dict[str, Any]:
   closed_step = Step(task, zeros, rows, stddev)
   head = zero_head(task, zeros, {}, CLIP_NORM, "flat")
   assert head is not None
-  closed, mixed = ClosedFormSum(head), ClosedFormSum(head)
-  others = {"products": products(), "read": read}
-  if (statistics := moments()) is not None:
-    others["moments"] = statistics
-  warm_up(ways, closed_step, others, rows)
-  clock, check = Clock(), None
+  closed, mixed = (ClosedFormSum(head, "zero_out") for _ in range(2))
+  clock = Clock()
+  multiply = products(clock)
+  others = {"read": read(ThreadPoolExecutor(os.cpu_count())), "moments": moments()}
+  warm_up(ways, closed_step, (multiply, *others.values()), rows)
+  clock.clear()
+  check = None
   for index, shard in enumerate(shards(rows)):
     if index == 0:
       check = difference(closed_step, head, (shard[0][:MICROBATCH], shard[1][:MICROBATCH]))
@@ -193,33 +110,38 @@ def measure(rows: int) -> dict[str, Any]:
     clock.time("zero head", lambda shard=shard: closed.add(*shard))
     labels = np.random.default_rng(index).permutation(shard[1])
     clock.time("mixed", lambda rows=shard[0], labels=labels: mixed.add(rows, labels))
+    multiply(shard)
     for name, function in others.items():
       clock.time(name, lambda function=function, shard=shard: function(shard))
     print(f"{min((index + 1) * SHARD, rows)} of {rows} rows", flush=True)
   for name, way in ways.items():
     clock.time(name, lambda way=way: way.finish())
-  for name, total in (("zero head", closed), ("mixed", mixed)):
-    clock.time(name, lambda total=total: closed_step.finish(total.total()))
+  total = clock.time("zero head", closed.total)
+  clock.time("mixed", mixed.total)
+  clock.time("noise, optimizer", lambda: closed_step.finish(total))
   return summary(rows, clock, check, mechanism.noise_multiplier)
 
 
-def warm_up(ways: dict[str, Step], closed: Step, others: dict[str, Any], rows: int) -> None:
+def warm_up(ways: dict[str, Step], closed: Step, others: Iterable[Any], rows: int) -> None:
   """Compiles everything on one microbatch; the totals start anew afterwards."""
   shard = next(shards(min(rows, MICROBATCH)))
   for way in (*ways.values(), closed):
     before = jax.tree.map(np.array, way.state)
-    way.add(shard)
-    way.finish()
+    total = way.add(shard)
+    # That of the closed form is placed otherwise, so compiled for anew.
+    way.finish(
+      jax.tree.map(lambda x: jnp.asarray(np.array(x[0])), total) if way is closed else None
+    )
     way.state = jax.device_put(before)
     way.total = way.functions.zeros(way.state.params)
-  for function in others.values():
+  for function in others:
     jax.block_until_ready(function(shard))
 
 
 def difference(step: Step, head: Any, shard: Shard) -> float:
   """How far the closed form is from the general path on one microbatch, relative."""
   step.add(shard)
-  closed = ClosedFormSum(head)
+  closed = ClosedFormSum(head, "zero_out")
   closed.add(*shard)
   got, want = (
     np.concatenate([np.add(x.sum[k], x.error[k], dtype=np.float64).ravel() for k in x.sum])
@@ -257,6 +179,22 @@ def summary(rows: int, clock: Clock, check: Any, noise: float) -> dict[str, Any]
   }  # fmt: skip
 
 
+def others_extrapolated(rows: int, folder: Path) -> dict[str, Any]:
+  """Seconds that other libraries would take for a step, from one over 4,096 rows."""
+  found = compare(["head"], 1, folder)
+  theirs = {name: each["results"].get("head") or {} for name, each in found.items()}
+  ratios = {
+    "jax_privacy vmap": ("jax_privacy", "time_ratio"),
+    "Opacus ghost": ("opacus", "ghost_time_ratio"),
+  }
+  seconds = {
+    way: round(theirs[name]["plain_seconds"] * theirs[name][ratio] * rows / 4096, 1)
+    for way, (name, ratio) in ratios.items()
+    if theirs[name].get(ratio)
+  }
+  return {"seconds": seconds, "of 4096 rows": found}
+
+
 def main() -> None:
   """Prints a table; writes imagenet_head.json for a run of full size."""
   parser = argparse.ArgumentParser(
@@ -264,13 +202,18 @@ def main() -> None:
   )
   parser.add_argument("--rows", type=int, default=ROWS)
   parser.add_argument("--json", action="store_true", help="print one JSON object at the end")
+  parser.add_argument("--compare", type=Path, metavar="FOLDER", help="also run other libraries")
   arguments = parser.parse_args()
   if arguments.rows < 1:
     parser.error(f"--rows={arguments.rows} must be at least 1")
   result = measure(arguments.rows)
+  if arguments.compare:
+    result["others"] = others_extrapolated(arguments.rows, arguments.compare)
   print("| way | seconds | processor seconds |\n| --- | --- | --- |")
   for name, value in result["seconds"].items():
     print(f"| {name} | {value:.2f} | {result['cpu_seconds'][name]:.2f} |")
+  for name, value in result.get("others", {}).get("seconds", {}).items():
+    print(f"| {name}, extrapolated | {value} | |")
   for name, limit in LIMITS.items():
     sign = "at least" if name.startswith("products") else "at most"
     both = f"{result['ratios'][name]}, of processor time {result['cpu_ratios'][name]}"

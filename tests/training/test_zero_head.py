@@ -95,7 +95,7 @@ def test_pieces_of_another_size_give_the_same_sum(monkeypatch):
   monkeypatch.setattr(zero_head, "_BYTES", 7 * 4 * head.num_features)
   parts, seen = sum_at_zero(run, head, indices)
   assert len(seen) == -(-len(indices) // 7)
-  np.testing.assert_allclose(_exact(parts), _exact(whole), rtol=1e-12, atol=1e-12)
+  np.testing.assert_allclose(_exact(parts), _exact(whole), atol=1e-5)  # float32, of up to 64 units
 
 
 def test_a_full_batch_step_of_lamb_is_optaxs_on_the_same_noised_gradient(tmp_path):
