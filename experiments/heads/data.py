@@ -19,18 +19,19 @@ class Split:
   eval_y: np.ndarray
 
 
-def load(path: Path, *, choosing: bool) -> Split:
+def load(path: Path, *, choosing: bool, seed: int = 0) -> Split:
   """The features.
 
   Args:
     path: an .npz file with train_features, train_labels, test_features and test_labels.
     choosing: take the last 10,000 of the training rows, in a fixed random order, in place of the
       test rows, which are then not read.
+    seed: of that order.
   """
   with np.load(path) as arrays:
     x, y = arrays["train_features"], arrays["train_labels"].astype(np.int32)
     if not choosing:
       return Split(x, y, arrays["test_features"], arrays["test_labels"].astype(np.int32))
-  order = np.random.default_rng(0).permutation(len(x))
+  order = np.random.default_rng(seed).permutation(len(x))
   fit, held = order[:-HELD_OUT], order[-HELD_OUT:]
   return Split(x[fit], y[fit], x[held], y[held])
