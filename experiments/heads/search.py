@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-from scipy.special import softmax
 
 from dp_jax.privacy.calibration import calibrate
 from dp_jax.privacy.sampling import FullBatch
@@ -37,6 +36,8 @@ class Settings:
     decay: weight decay, in units of the largest curvature.
     keep: of the second moment's eigenvectors, the rest is dropped; 0 keeps all.
     class_power: the gradient is multiplied with this negative power of the classes' covariance.
+    early_noise: of the steps before those that are averaged, relative to the later ones.
+    robust: residuals are multiplied with this power of the label's probability.
     second: multiplies the last 208 features after each part is scaled to norm 1; 0 leaves both.
   """
 
@@ -60,6 +61,8 @@ class Settings:
   keep: int = 0
   class_power: float = 0.0
   second: float = 0.0
+  early_noise: float = 1.0
+  robust: float = 0.0
 
 
 START = Settings()
@@ -139,12 +142,19 @@ def descend(
   kernel = np.zeros((x.shape[1], classes), np.float32)
   velocity, mean, first = np.zeros_like(kernel), np.zeros_like(kernel), (1 - s.average) * s.steps
   class_matrix = None
+  early = np.ceil(first)
+  # The same budget: sum of 1 / noise^2 over the steps.
+  late_std = std * np.sqrt((early / s.early_noise**2 + s.steps - early) / s.steps)
   for step in range(s.steps):
     residuals = s.scale * derivatives(s.loss, s.scale * (x @ kernel), targets)
-    norms = np.linalg.norm(residuals, axis=1, keepdims=True)
+    if s.robust:
+      residuals *= np.maximum(1 - np.abs(residuals[np.arange(len(y)), y]), 0)[:, None] ** s.robust
+    norms = np.sqrt(np.einsum("ij,ij->i", residuals, residuals))[:, None]
     residuals *= np.minimum(1, s.clip_norm / np.maximum(norms, 1e-12))
     gradient = x.T @ residuals
-    gradient += std * rng.standard_normal(gradient.shape, dtype=np.float32)
+    gradient += (late_std * (s.early_noise if step < first else 1)) * rng.standard_normal(
+      gradient.shape, dtype=np.float32
+    )
     gradient /= len(x)
     if matrix is not None:
       gradient = matrix @ gradient
@@ -169,7 +179,8 @@ def rate(schedule: str, done: float) -> float:
 def derivatives(loss: str, logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
   """Of the loss by the logits."""
   if loss == "softmax":
-    return softmax(logits, axis=1) - targets
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return exponentials / exponentials.sum(axis=1, keepdims=True) - targets
   if loss == "sigmoid":
     return 1 / (1 + np.exp(-logits)) - targets
   if loss == "squared":
