@@ -36,6 +36,7 @@ class Descent:
     optimizer, momentum, schedule, weight_decay: as for any training. The cosine schedule ends at
       zero, which averages the noise of the last steps out.
     bias: whether the head has one; its input is 1 for every record.
+    average: the share of the steps, the last ones, whose heads are averaged; 0 takes the last head.
   """
 
   steps: int = 60
@@ -46,6 +47,7 @@ class Descent:
   schedule: Literal["constant", "cosine"] = "cosine"
   weight_decay: float = 0.0
   bias: bool = False
+  average: float = 0.0
 
   def transform(self) -> optax.GradientTransformation:
     """The optimizer of the noised, preconditioned mean gradient."""
@@ -73,6 +75,8 @@ def descend(
   opt_state = settings.transform().init(params)
   accumulate, finish = _compiled(settings, releases, data.num_units)
   matrix = None if preconditioner is None else jnp.asarray(preconditioner, jnp.float32)
+  averaged = max(1, round(settings.average * settings.steps))
+  mean = jax.tree.map(jnp.zeros_like, params)
   for step in range(settings.steps):
     total = pairs.zeros_like(params)
     for units, mask in rows:
@@ -80,7 +84,9 @@ def descend(
     releases.check_step(GRADIENT, step)
     key = step_key(releases.key, GRADIENT, step)
     params, opt_state = finish(params, opt_state, total, matrix, key)
-  return {"bias": jnp.zeros(data.num_classes), **params}
+    if step >= settings.steps - averaged:
+      mean = jax.tree.map(lambda x, y: x + y / averaged, mean, params)
+  return {"bias": jnp.zeros(data.num_classes), **mean}
 
 
 def head_loss(params: Params, unit: Units, key: Any = None) -> jax.Array:

@@ -21,6 +21,8 @@ class SolverConfig:
     whiten, precondition, damping: of feature_covariance.
     ridge: in units of the largest eigenvalue of the noise.
     bias: whether the head of feature_covariance has one.
+    average: the share of the steps of feature_covariance, the last ones, whose heads are averaged;
+      0 takes the last head.
   """
 
   method: Literal["none", "auto", "least_squares", "feature_covariance", "newton"] = "none"
@@ -33,6 +35,7 @@ class SolverConfig:
   ridge: float = 0.5
   damping: float = 2.0
   bias: bool = False
+  average: float = 0.0
 
 
 def solver_checks(solver: SolverConfig, config: Any) -> list[tuple[bool, str, Any, str]]:
@@ -65,6 +68,7 @@ def solver_checks(solver: SolverConfig, config: Any) -> list[tuple[bool, str, An
      "must leave some of the budget"),
     (0 <= solver.whiten <= 1 and 0 <= solver.precondition <= 1, "solver.whiten", solver.whiten,
      "and solver.precondition must be from 0 to 1"),
+    (0 <= solver.average <= 1, "solver.average", solver.average, "must be from 0 to 1"),
     (solver.ridge > 0, "solver.ridge", solver.ridge, "must be positive"),
     (solver.damping > 0, "solver.damping", solver.damping, "must be positive"),
   ]  # fmt: skip

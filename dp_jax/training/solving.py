@@ -112,7 +112,7 @@ def _method(config: Config, spec: PrivacySpec, num_units: float) -> Method:
     return Newton(before, steps, solver.moment_share, config.privacy.clip_norm, solver.ridge)
   descent = Descent(
     steps, config.privacy.clip_norm, train.learning_rate, train.optimizer, train.momentum,
-    train.schedule, train.weight_decay, solver.bias,
+    train.schedule, train.weight_decay, solver.bias, solver.average,
   )  # fmt: skip
   return FeatureCovariance(
     before, descent, solver.moment_share, solver.whiten, solver.precondition, solver.ridge,

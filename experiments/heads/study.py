@@ -49,7 +49,9 @@ MORE = 1.25
 METHODS: dict[str, Method] = {
   "feature_covariance": FeatureCovariance(
     Preprocessing(centre_share=0.006),
-    Descent(steps=60, clip_norm=0.18, learning_rate=85.0),
+    Descent(
+      steps=60, clip_norm=0.18, learning_rate=85.0, schedule="constant", average=0.5
+    ),
     moment_share=0.05, whiten=0.35, precondition=0.3, ridge=0.5, damping=3.0,
   ),
   "DP-FC": FeatureCovariance(

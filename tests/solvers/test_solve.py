@@ -12,11 +12,12 @@ from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.ledger import BudgetError, Ledger
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.solvers.data import Rows, array_data
-from dp_jax.solvers.descent import Descent
+from dp_jax.solvers.descent import Descent, descend
 from dp_jax.solvers.feature_covariance import FeatureCovariance
 from dp_jax.solvers.head import Preprocessing, public_statistics
 from dp_jax.solvers.least_squares import LeastSquares
 from dp_jax.solvers.newton import Newton
+from dp_jax.solvers.noised import Releases
 from dp_jax.solvers.solve import plan, solve
 from dp_jax.solvers.statistics import accumulate, cross_moment, second_moment
 
@@ -188,3 +189,20 @@ def test_shares_and_settings_out_of_range_are_refused():
     plan(LeastSquares(moment_share=0.8, eigenvalue_share=0.3), SPEC)
   with pytest.raises(ValueError, match="do not fit together"):
     array_data(np.zeros((3, 2)), np.zeros(4, np.int32), 2)
+
+
+def test_heads_of_the_last_steps_are_averaged():
+  x, labels = _made_up()
+  rows = Rows(array_data(x, labels, CLASSES, shard_size=512))
+  settings = Descent(steps=3, learning_rate=5.0, schedule="constant", bias=True)
+  method = FeatureCovariance(Preprocessing(), settings, moment_share=0.0)
+  releases = Releases(plan(method, SPEC), KEY)
+
+  def head(**changes):
+    return descend(rows, releases, dataclasses.replace(settings, **changes), None)
+
+  second, third = head(steps=2), head()
+  averaged = head(average=0.67)
+  for name, value in averaged.items():
+    np.testing.assert_allclose(value, (second[name] + third[name]) / 2, rtol=1e-5, atol=1e-6)
+  assert not np.allclose(averaged["kernel"], third["kernel"], atol=1e-3)
