@@ -37,6 +37,10 @@ class Descent:
       zero, which averages the noise of the last steps out.
     bias: whether the head has one; its input is 1 for every record.
     average: the share of the steps, the last ones, whose heads are averaged; 0 takes the last head.
+      All of them are functions of the noised gradients, so it is post-processing.
+
+  Raises:
+    ValueError: if average is not from 0 to 1.
   """
 
   steps: int = 60
@@ -48,6 +52,10 @@ class Descent:
   weight_decay: float = 0.0
   bias: bool = False
   average: float = 0.0
+
+  def __post_init__(self) -> None:
+    if not 0 <= self.average <= 1:
+      raise ValueError(f"average={self.average} must be from 0 to 1: it is a share of the steps.")
 
   def transform(self) -> optax.GradientTransformation:
     """The optimizer of the noised, preconditioned mean gradient."""

@@ -189,6 +189,9 @@ def test_shares_and_settings_out_of_range_are_refused():
     plan(LeastSquares(moment_share=0.8, eigenvalue_share=0.3), SPEC)
   with pytest.raises(ValueError, match="do not fit together"):
     array_data(np.zeros((3, 2)), np.zeros(4, np.int32), 2)
+  for average in (-0.1, 2.0, float("nan")):
+    with pytest.raises(ValueError, match=f"average={average}"):
+      Descent(average=average)
 
 
 def test_heads_of_the_last_steps_are_averaged():
@@ -206,3 +209,14 @@ def test_heads_of_the_last_steps_are_averaged():
   for name, value in averaged.items():
     np.testing.assert_allclose(value, (second[name] + third[name]) / 2, rtol=1e-5, atol=1e-6)
   assert not np.allclose(averaged["kernel"], third["kernel"], atol=1e-3)
+  for name, value in head(average=0.0).items():
+    np.testing.assert_array_equal(value, third[name])
+
+
+def test_averaging_changes_no_release():
+  settings = Descent(steps=4)
+  plain, averaged = (
+    plan(FeatureCovariance(descent=dataclasses.replace(settings, average=each)), SPEC)
+    for each in (0.0, 0.5)
+  )
+  assert plain == averaged
