@@ -178,6 +178,7 @@ def test_bad_features_change_nothing_else_and_are_not_told(tmp_path):
     ({"privacy": {"accountant": "rdp"}}, "'rdp'"),
     ({"solver": {"moment_share": 0.99}}, "solver.moment_share"),
     ({"solver": {"power": 0.0}}, "solver.power"),
+    ({"solver": {"average": 1.5}}, "solver.average=1.5"),
     ({"solver": {"methd": "newton"}}, "did you mean 'method'"),
     ({"model": {"name": "linear"}}, "feature_head"),
   ],
