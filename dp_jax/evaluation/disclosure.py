@@ -48,25 +48,39 @@ def hidden_classes(
   Args:
     table: the predictions, of one label a record.
     num_classes: how many classes there are.
-    groups: columns that are shown beside the classes; where "class" is among them, what is hidden
-      in their table is hidden.
+    groups: columns whose groups, and those of their combinations, are shown beside the classes.
+      Suppression is worked out on all of it as one table, since a column may say what the class
+      says; whatever that hides among the classes is hidden.
 
   Returns:
-    bool[num_classes]; True also for classes that nobody is of.
+    bool[num_classes]; True also for classes that nobody is of, and for all where that table can
+    only be made safe by hiding what the groups on their own, or all records, show.
 
   Raises:
-    ValueError: if a column is not there.
+    ValueError: if a column is not there, or there are too many groups.
   """
-  parts = partitions(table, groups if CLASS in groups else (CLASS,))
-  units = np.unique(table.unit, return_inverse=True)[1]
-  out = suppressed(parts, unit_counts(parts, units))
-  start, hidden = 0, np.ones(num_classes, bool)
-  for part in parts:
-    if part.columns == (CLASS,):
-      for place, (label,) in enumerate(part.groups):
-        hidden[int(label)] = out[start + place]
-    start += len(part.groups)
-  return hidden
+  names = [str(name) for name in table.about.get("class_names", ())]
+  if len(set(names)) < len(names):  # the table of the groups joins classes of one name
+    if CLASS in groups:
+      return np.ones(num_classes, bool)
+    names = []
+  hidden = _by_name(table, groups if CLASS in groups else (*groups, CLASS), names)
+  alone = {**_by_name(table, groups, names), ((), ()): False}
+  if any(hidden.get(group, True) and not out for group, out in alone.items()):
+    return np.ones(num_classes, bool)
+  names = names or [str(k) for k in range(num_classes)]
+  found = [hidden.get(((CLASS,), (name,)), True) for name in names[:num_classes]]
+  return np.array(found + [True] * (num_classes - len(found)), bool)
+
+
+def _by_name(
+  table: PredictionTable, columns: Sequence[str], class_names: Sequence[str]
+) -> dict[tuple[tuple[str, ...], tuple[str, ...]], bool]:
+  """Whether to hide each group, by the columns and values that define it."""
+  parts = partitions(table, columns, class_names)
+  out = suppressed(parts, unit_counts(parts, np.unique(table.unit, return_inverse=True)[1]))
+  groups = [(part.columns, group) for part in parts for group in part.groups]
+  return dict(zip(groups, out.tolist(), strict=True))
 
 
 def _complete_lines(

@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 
 from dp_jax.evaluation.disclosure import MIN_UNITS, hidden_classes
-from dp_jax.evaluation.predictions import load_predictions
+from dp_jax.evaluation.predictions import (
+  PredictionTable,
+  check_same_records,
+  load_predictions,
+)
 from dp_jax.report import formatting, page, plots
 from dp_jax.report.page import Markup, Section
 from dp_jax.report.plots import Interval
@@ -21,22 +25,57 @@ MAX_ROWS = 20  # more classes than this and only the hardest are drawn
 SUPPRESSED = "suppressed"
 _FEW = (
   f"Classes of fewer than {MIN_UNITS} people are suppressed, and with them as many others as it "
-  "takes that none of them follows from a total."
+  "takes that none of them follows from a total or from the groups on this page."
 )
 
 Matrix = list[list[int] | None]
 
 
-def class_section(runs: Sequence[RunView], groups: Sequence[str] = ()) -> Section | None:
+def hidden_on_page(runs: Sequence[RunView], groups: Sequence[str] = ()) -> list[np.ndarray]:
+  """For each run of a page, the classes to suppress.
+
+  What one run of private data hides, no other shows: all are taken for private if one is. A run
+  whose people cannot be counted shows no class.
+
+  Args:
+    runs: of the page, the main one first.
+    groups: the columns of the groups that stand on the same page, which may have "class" among
+      them.
+
+  Returns:
+    bool[num_classes] for each run.
+  """
+  sizes = [len(_counts(run) or ()) for run in runs]
+  size = max(sizes, default=0)
+  if all(run.declared == "public" for run in runs):
+    return [np.zeros(n, bool) for n in sizes]
+  hidden, counted = np.zeros(size, bool), []
+  main: PredictionTable | None = None
+  for run in runs:
+    try:
+      if run.predictions is None:
+        raise ValueError("no predictions")
+      table = load_predictions(run.predictions)
+      if main is None or not _same_records(main, table):
+        hidden |= hidden_classes(table, size, groups)
+      main = main or table
+      counted.append(True)
+    except ValueError:  # no predictions in the file, or the columns are not theirs
+      counted.append(False)
+  return [
+    hidden[:n] if known else np.ones(n, bool) for n, known in zip(sizes, counted, strict=True)
+  ]
+
+
+def class_section(runs: Sequence[RunView], hidden: Sequence[np.ndarray]) -> Section | None:
   """Accuracy of each class, every run.
 
   Args:
     runs: the main one first.
-    groups: the columns of the groups that stand on the same page, which may have "class" among
-      them: what is suppressed there is suppressed here.
+    hidden: for each run the classes to suppress, from `hidden_on_page`.
   """
-  found = {run.label: (run, _confusion(run, groups)) for run in runs}
-  matrices = {label: matrix for label, (_, matrix) in found.items() if matrix is not None}
+  found = {run.label: _confusion(run, own) for run, own in zip(runs, hidden, strict=True)}
+  matrices = {label: matrix for label, matrix in found.items() if matrix is not None}
   if not any(_interval(matrix, k) for matrix in matrices.values() for k in range(len(matrix))):
     return None
   size = min(len(matrix) for matrix in matrices.values())
@@ -74,20 +113,22 @@ def class_section(runs: Sequence[RunView], groups: Sequence[str] = ()) -> Sectio
   )
 
 
-def confusion_section(run: RunView, groups: Sequence[str] = ()) -> Section | None:
+def confusion_section(run: RunView, hidden: np.ndarray) -> Section | None:
   """The confusion matrix as a shaded table; for many classes, the most frequent confusions.
 
   Args:
     run: whose matrix.
-    groups: as of `class_section`.
+    hidden: bool[num_classes], the classes to suppress.
   """
-  matrix = _confusion(run, groups)
+  matrix = _confusion(run, hidden)
   if matrix is None:
     return None
   names = class_names(run, len(matrix))
   body = page.paragraph(
     f"Rows are the true class, columns the predicted one, of the run “{run.label}”."
   )
+  if hidden.any():
+    body += page.paragraph(_FEW, "note")
   if len(matrix) <= MAX_ROWS:
     body += page.table(
       "Confusion matrix (records)",
@@ -121,29 +162,31 @@ def class_names(run: RunView, size: int) -> list[str]:
   return [str(k) for k in range(size)]
 
 
-def _confusion(run: RunView, groups: Sequence[str]) -> Matrix | None:
+def _confusion(run: RunView, hidden: np.ndarray) -> Matrix | None:
   """The rows of the true classes; None for a row that is suppressed."""
-  matrix = run.final.get("confusion")
-  if not isinstance(matrix, list) or not matrix:
+  matrix = _counts(run)
+  if matrix is None:
     return None
-  if any(not isinstance(row, list) or len(row) != len(matrix) for row in matrix):
-    return None
-  hidden = _hidden(run, len(matrix), groups)
   return [
     None if h else [int(number(n) or 0) for n in row] for h, row in zip(hidden, matrix, strict=True)
   ]
 
 
-def _hidden(run: RunView, size: int, groups: Sequence[str]) -> np.ndarray:
-  """bool[size]: classes to suppress; all of private data whose people cannot be counted."""
-  if run.declared == "public":
-    return np.zeros(size, bool)
+def _counts(run: RunView) -> list[list[Any]] | None:
+  matrix = run.final.get("confusion")
+  if not isinstance(matrix, list) or not matrix:
+    return None
+  if any(not isinstance(row, list) or len(row) != len(matrix) for row in matrix):
+    return None
+  return matrix
+
+
+def _same_records(first: PredictionTable, second: PredictionTable) -> bool:
   try:
-    if run.predictions is not None:
-      return hidden_classes(load_predictions(run.predictions), size, groups)
+    check_same_records([first, second])
   except ValueError:
-    pass  # no predictions in the file, or the columns are not theirs
-  return np.ones(size, bool)
+    return False
+  return True
 
 
 def _interval(matrix: Matrix, k: int) -> Interval | None:

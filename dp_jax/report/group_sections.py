@@ -25,12 +25,14 @@ from dp_jax.report.comparison_page import (
 from dp_jax.report.page import Section
 from dp_jax.report.run_view import RunView
 
+NOT_SHOWN = "groups"  # the anchor of the section that says why there are none
+
 
 def group_sections(main: RunView, others: Sequence[RunView]) -> list[Section]:
   """A section for each metric: groups of data.groups, and their combinations.
 
   Beside the run stands the first other one, one without privacy if there is any, that was evaluated
-  on the same records. On private data small groups are suppressed.
+  on the same records. If the data of any run are private, small groups are suppressed.
 
   Args:
     main: the run.
@@ -42,13 +44,13 @@ def group_sections(main: RunView, others: Sequence[RunView]) -> list[Section]:
   columns = list(main.config.get("data", {}).get("groups") or ())
   if not columns or main.predictions is None:
     return []
+  private = any(run.declared != "public" for run in (main, *others))
   try:
     table = load_predictions(main.predictions)
     partner = _partner(table, others)
     if partner is None:
-      return _alone(main, table, columns)
+      return _alone(main, table, columns, private)
     other, theirs = partner
-    private = "private" in (main.declared, other.declared)
     names = table.about.get("class_names", ())
     labels = (formatting.one_line(main.label, 60), formatting.one_line(other.label, 60))
     return [
@@ -59,7 +61,7 @@ def group_sections(main: RunView, others: Sequence[RunView]) -> list[Section]:
       for name in default_metrics(table)
     ]  # fmt: skip
   except ValueError as error:  # a column of names makes no groups: that is no reason to lose a run
-    return [Section("groups", "Groups", page.paragraph(f"Not shown: {error}"))]
+    return [Section(NOT_SHOWN, "Groups", page.paragraph(f"Not shown: {error}"))]
 
 
 def _partner(
@@ -76,9 +78,11 @@ def _partner(
   return None
 
 
-def _alone(main: RunView, table: PredictionTable, columns: Sequence[str]) -> list[Section]:
+def _alone(
+  main: RunView, table: PredictionTable, columns: Sequence[str], private: bool
+) -> list[Section]:
   """The figures of one run."""
-  names, private = table.about.get("class_names", ()), main.declared != "public"
+  names = table.about.get("class_names", ())
   found = []
   for metric in default_metrics(table):
     (measured,) = measure([table], columns, metric, private=private, class_names=names)

@@ -29,22 +29,27 @@ def measured_sections(
     others: runs on the same data beside it.
     compared: the columns whose groups the page shows already; None for sections on data.groups.
   """
-  if _has_too_few(main):
-    return []
   runs = [main, *others]
+  if any(run.declared != "public" for run in runs) and any(map(_has_too_few, runs)):
+    return []
   found = [accuracy_sections.accuracy_section(runs), accuracy_sections.cost_section(main, others)]
-  found += group_sections.group_sections(main, others) if compared is None else []
+  if compared is None:
+    groups = group_sections.group_sections(main, others)
+    found += groups
+    shown = any(section.anchor != group_sections.NOT_SHOWN for section in groups)
+    compared = main.config["data"]["groups"] if shown else ()
+  hidden = class_sections.hidden_on_page(runs, compared)
   found += [
-    class_sections.class_section(runs, compared or ()),
-    class_sections.confusion_section(main, compared or ()),
+    class_sections.class_section(runs, hidden),
+    class_sections.confusion_section(main, hidden[0]),
     calibration_section.calibration_section(runs),
   ]
   return [section for section in found if section is not None]
 
 
 def _has_too_few(run: RunView) -> bool:
-  """Whether so few private people were held out that no figure on all of them may be shown."""
-  if run.declared == "public" or run.predictions is None:
+  """Whether so few people were held out that no figure on all private ones may be shown."""
+  if run.predictions is None:
     return False
   try:
     return load_predictions(run.predictions).num_units < MIN_UNITS

@@ -1,12 +1,14 @@
 """Accuracy of classes and the confusion matrix: small classes of private data are suppressed."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 from made_up_runs import CLASS_NAMES, write_run
 
-from dp_jax.evaluation.disclosure import hidden_classes
+from dp_jax.evaluation.disclosure import MIN_UNITS, hidden_classes, suppressed
+from dp_jax.evaluation.groups import incidence, partitions, unit_counts
 from dp_jax.evaluation.predictions import PredictionTable
 from dp_jax.report.html import private_path, render_report
 from dp_jax.report.private_page import measured_sections
@@ -27,8 +29,11 @@ def _table(people=PEOPLE, **groups):
   )  # fmt: skip
 
 
-def _run(folder, declared, table, record=None):
+def _run(folder, declared, table, record=None, groups=()):
   run = write_run(folder, record, declared=declared)
+  config = json.loads((run / "config.json").read_text())
+  config["config"]["data"]["groups"] = list(groups)
+  (run / "config.json").write_text(json.dumps(config))
   place = run if declared == "public" else run / "private"
   place.mkdir(exist_ok=True)
   confusion = np.zeros((3, 3), int)
@@ -109,3 +114,88 @@ def test_what_is_hidden_beside_other_columns_is_hidden_among_the_classes():
   assert alone.tolist() == [False] * 3 and beside.tolist() == [False, True, True]
   with pytest.raises(ValueError, match="no group column 'colour'"):
     hidden_classes(table, 3, ["class", "colour"])
+
+
+def _diagnoses():
+  """Classes 0, 1, 2 by diagnosis a, b, c, which is a column too; one record a person.
+
+  Women and men: 60 and 0 of a, 8 and 8 of b, 0 and 8 of c. The 68 women less the 60 records of
+  class 0 are the 8 women of b.
+  """
+  cells = (60, 8, 8, 8)
+  label = np.repeat([0, 1, 1, 2], cells).astype(np.int32)
+  groups = {"dx": np.array(["a", "b", "c"])[label], "sex": np.repeat(["F", "F", "M", "M"], cells)}
+  return PredictionTable(
+    record=np.arange(84), unit=np.arange(84), label=label, predicted=label,
+    label_probability=np.full(84, 0.5, np.float32), score=np.zeros(0, np.float32), groups=groups,
+    about={"split": "test"},
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize("compared", [None, ("dx", "sex")])
+def test_the_classes_do_not_give_away_a_group_of_the_same_page(tmp_path, compared):
+  run = _run(tmp_path / "with", "private", _diagnoses(), groups=("dx", "sex"))
+  sections = measured_sections(load(run, "run", inside=True), [], compared=compared)
+  found = {section.anchor: section.body for section in sections}
+  assert compared is not None or ">68<" in found["groups-accuracy"]
+  assert "classes" not in found and ">60<" not in found["confusion"]
+  assert "from the groups on this page" in found["confusion"]
+  run = _run(tmp_path / "without", "private", _diagnoses())
+  (confusion,) = (
+    section.body
+    for section in measured_sections(load(run, "run", inside=True), [])
+    if section.anchor == "confusion"
+  )
+  assert ">60<" in confusion  # no groups, nothing to give away
+
+
+def test_classes_and_groups_together_give_no_small_group_away():
+  """Columns that are the class, or coarser, or finer: nothing small is a sum of what is shown."""
+  rng, kept = np.random.default_rng(0), 0
+  for _ in range(40):
+    fine, sex = rng.choice(5, 150, p=(0.5, 0.25, 0.15, 0.06, 0.04)), rng.integers(0, 2, 150)
+    label = [fine, fine // 2, fine // 3][rng.integers(3)]
+    kind = [fine, fine // 2, fine // 3][rng.integers(3)]
+    sex = np.where(rng.random(150) < 0.5, kind % 2, sex)
+    table = PredictionTable(
+      record=np.arange(150), unit=np.arange(150), label=label.astype(np.int32), predicted=label,
+      label_probability=np.full(150, 0.5, np.float32), score=np.zeros(0, np.float32),
+      groups={"kind": kind.astype(str), "sex": sex.astype(str)},
+    )  # fmt: skip
+    hidden = hidden_classes(table, 5, ("kind", "sex"))
+    if hidden.all():  # the groups stand alone
+      continue
+    kept += 1
+    own = partitions(table, ("kind", "sex"))
+    groups = [(part.columns, group) for part in own for group in part.groups]
+    out = dict(zip(groups, suppressed(own, unit_counts(own, table.unit)), strict=True))
+    out |= {(("class",), (str(k),)): h for k, h in enumerate(hidden)} | {((), ()): False}
+    parts = partitions(table, ("kind", "sex", "class"))
+    every = [(part.columns, group) for part in parts for group in part.groups]
+    shown = np.array([not out.get(group, True) for group in every])
+    matrix, small = incidence(parts), unit_counts(parts, table.unit) < MIN_UNITS
+    rest = matrix[small] - matrix[small] @ np.linalg.pinv(matrix[shown]) @ matrix[shown]
+    assert not small.any() or np.abs(rest).max(axis=1).min() > 1e-6
+  assert kept > 5
+
+
+def test_a_public_run_does_not_show_what_a_private_one_beside_it_hides(tmp_path):
+  runs = [
+    load(_run(tmp_path / declared, declared, _table()), declared, inside=True)
+    for declared in ("private", "public")
+  ]
+  for main, other in (runs, runs[::-1]):
+    found = {section.anchor: section.body for section in measured_sections(main, [other])}
+    assert "66.7%" not in found["classes"] and found["classes"].count(">suppressed<") == 4
+    assert found["confusion"].count("(suppressed)") == 2 and ">12<" not in found["confusion"]
+  few = [
+    load(_run(tmp_path / f"few {d}", d, _table((4, 3, 3))), d, inside=True)
+    for d in ("public", "private")
+  ]
+  assert measured_sections(few[0], few[1:]) == []
+
+
+def test_classes_of_one_name_are_counted_apart():
+  table = dataclasses.replace(_table(), about={"class_names": ["mole", "mole", "mark"]})
+  assert hidden_classes(table, 3).tolist() == [False, True, True]
+  assert hidden_classes(table, 3, ["class"]).all()
