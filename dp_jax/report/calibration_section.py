@@ -1,4 +1,4 @@
-"""The report's section on calibration; only for runs whose data were declared public."""
+"""The report's section on calibration; of private data, on the page under private/ alone."""
 
 from __future__ import annotations
 
