@@ -33,6 +33,8 @@ from experiments.benchmarks.clipping_models import ROWS, Case, Row
 
 # Per-unit gradients of vmap beyond this are not tried.
 VMAP_LIMIT = 8 * 2**30
+# Short steps are repeated more often: for so many seconds an engine, and at most so many times.
+LEAST_SECONDS, MOST_REPEATS = 3.0, 25
 HERE = Path(__file__).parent
 
 
@@ -66,7 +68,9 @@ def measure(row: Row, engines: list[str], repeats: int, batch: int) -> dict[str,
   tried = [e for e in engines if e != "vmap" or 4 * size * batch <= VMAP_LIMIT]
   compiled = {e: compiled_engine(e, row, case, args) for e in tried}
   for function in compiled.values():
+    start = time.perf_counter()
     jax.block_until_ready(function(*args))
+    repeats = max(repeats, min(MOST_REPEATS, int(LEAST_SECONDS / (time.perf_counter() - start))))
   times: dict[str, list[float]] = {e: [] for e in tried}
   for _ in range(repeats):
     for engine, function in compiled.items():
