@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from dp_jax.evaluation.disclosure import MIN_UNITS
 from dp_jax.report import formatting, page, plots
 from dp_jax.report.page import Section
 from dp_jax.report.run_view import RunView, number
@@ -11,7 +12,8 @@ from dp_jax.report.run_view import RunView, number
 
 def calibration_section(runs: Sequence[RunView]) -> Section | None:
   """Reliability diagram and expected calibration error."""
-  bins = {run.label: _bins(run) for run in runs if _bins(run)}
+  private = any(run.declared != "public" for run in runs)
+  bins = {run.label: _bins(run, private) for run in runs if _bins(run, private)}
   if not bins:
     return None
   svg = plots.calibration_plot({formatting.one_line(k, 24): v for k, v in bins.items()})
@@ -29,13 +31,18 @@ def calibration_section(runs: Sequence[RunView]) -> Section | None:
     "itself; above it, not sure enough. The expected calibration error is the mean distance from "
     "the diagonal, weighted by records."
   )
+  if private:
+    text += page.paragraph(
+      f"Bins of fewer than {MIN_UNITS} records are left out, with the next larger ones where the"
+      " totals would give them away."
+    )
   table = page.table("Expected calibration error", ["run", "error"], errors)
   caption = "Accuracy against confidence; the area of a dot grows with its records."
   body = page.columns(page.plot(svg, caption, numbers), text + table)
   return Section("calibration", "Calibration", body)
 
 
-def _bins(run: RunView) -> list[tuple[float, float, int]]:
+def _bins(run: RunView, private: bool) -> list[tuple[float, float, int]]:
   calibration = run.final.get("calibration")
   if not isinstance(calibration, dict):
     return []
@@ -50,7 +57,16 @@ def _bins(run: RunView) -> list[tuple[float, float, int]]:
     values = number(confidence), number(accuracy), number(count)
     if values[0] is not None and values[1] is not None and values[2]:
       found.append((values[0], values[1], int(values[2])))
-  return found
+  return _large_enough(found) if private else found
+
+
+def _large_enough(bins: list[tuple[float, float, int]]) -> list[tuple[float, float, int]]:
+  """Without small bins, and without so many more that what is left out is not small itself."""
+  by_size = sorted(bins, key=lambda each: each[2])
+  left_out = 0
+  while by_size and (by_size[0][2] < MIN_UNITS or 0 < left_out < MIN_UNITS):
+    left_out += by_size.pop(0)[2]
+  return sorted(by_size)
 
 
 def _calibration_error(bins: Sequence[tuple[float, float, int]]) -> float:

@@ -96,3 +96,24 @@ def test_a_log_that_says_nothing_shows_nothing(tmp_path, record, lines):
   run = _run(tmp_path / "run", record)
   (run / "private" / "training.jsonl").write_text(lines)
   assert "diagnostics" not in _sections(render_report(run, {}, include_private=True).read_text())
+
+
+@pytest.mark.parametrize(
+  ("counts", "shown"),
+  [((40, 60, 200), (40, 60, 200)), ((4, 60, 200), (200,)), ((4, 8, 200), (200,)), ((3, 2, 5), ())],
+)
+def test_small_calibration_bins_of_private_data_are_left_out(tmp_path, facts, counts, shown):
+  """With the next larger ones, which the overall accuracy would otherwise give away."""
+  record = privacy_json.privacy_record(facts(declared="private"))
+  run = _run(tmp_path / "run", record, "private")
+  log = run / "private" / "metrics.jsonl"
+  confidences = (0.0171, 0.0283, 0.0391)  # no other figure here is so small
+  last = json.loads(log.read_text().splitlines()[-2])  # the log ends in a torn line
+  calibration = {"confidence": confidences, "accuracy": [0.5] * 3, "count": counts}
+  last["metrics"]["calibration"] = calibration
+  log.write_text(json.dumps(last) + "\n")
+  render_report(run, {})
+  text = private_path(run).read_text()
+  assert ("calibration" in _sections(text)) == bool(shown)
+  for count, confidence in zip(counts, confidences, strict=True):
+    assert (f">{100 * confidence:.1f}%<" in text) == (count in shown)
