@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.norms import per_unit_norms, scaled, sum_of_squares
+from dp_jax.gradients.norms import quick_norms, scaled
 from dp_jax.gradients.styles import ClipRule
 
 PyTree = Any
@@ -23,9 +23,6 @@ PyTree = Any
 UNITS_A_TURN = 2
 # Units that are added in plain float32: what n of them round, n^2 2^-24 C, is inside the margin.
 _MOST_PLAIN, _FEWEST_PLAIN = 32, 2
-
-# Between these, no square that matters has left the range of float32.
-_SMALLEST_SQUARE, _LARGEST_SQUARE = 2.0**-60, 2.0**120
 
 
 def plain_units_of(microbatch_size: int | None) -> int:
@@ -125,14 +122,7 @@ def _add_clipped(
 
 def _norms(leaves: list[jax.Array], rule: ClipRule) -> jax.Array:
   """float32[G], of each clipping group's part of one unit's gradient."""
-  flat = [leaf.reshape(1, -1) for leaf in leaves]
   parts: list[list[jax.Array]] = [[] for _ in rule.bounds]
-  for group, leaf in zip(rule.group_of, flat, strict=True):
-    parts[group].append(leaf)
-  squares = jnp.stack([sum(sum_of_squares(g)[0] for g in part) for part in parts])
-  usable = (squares > _SMALLEST_SQUARE) & (squares < _LARGEST_SQUARE)  # false for NaN
-  return jax.lax.cond(
-    jnp.all(usable),
-    lambda: jnp.sqrt(squares),
-    lambda: jnp.stack([per_unit_norms(part)[0] for part in parts]),
-  )
+  for group, leaf in zip(rule.group_of, leaves, strict=True):
+    parts[group].append(leaf[None])
+  return jnp.concatenate([quick_norms(part) for part in parts])

@@ -202,14 +202,16 @@ def main() -> None:
     print("\n" + clipping_compare.table(rows, compared, titles))
   if options.quick:
     return
-  result = {
-    "command": shlex.join(["python", "-m", "experiments.benchmarks.clipping", *sys.argv[1:]]),
-    "date": datetime.date.today().isoformat(),
-    "machine": describe_machine(),
-    "repeats": options.repeats,
-    "rows": rows,
-    "compared": compared,
-  }
+  command = shlex.join(["python", "-m", "experiments.benchmarks.clipping", *sys.argv[1:]])
+  for row in rows.values():
+    row["measured"] = {"command": command, "date": datetime.date.today().isoformat()}
+  machine = describe_machine()
+  if options.output.exists():  # rows of another run on the same machine stay
+    before = json.loads(options.output.read_text())
+    if before["machine"] == machine:
+      rows = {n: {**before["rows"], **rows}[n] for n in ROWS if n in rows or n in before["rows"]}
+      compared = {**before["compared"], **compared}
+  result = {"machine": machine, "rows": rows, "compared": compared}
   options.output.write_text(json.dumps(result, indent=1) + "\n")
   plot(rows, options.output.with_suffix(".png"))
 

@@ -12,7 +12,7 @@ from dp_jax.gradients.ghost.batch import Batch
 from dp_jax.gradients.ghost.interpreter import evaluate
 from dp_jax.gradients.ghost.plan import KNOWN, Group, make_plan
 from dp_jax.gradients.ghost.uses import Recorder, Tapper, UnsupportedError, Use, Value
-from dp_jax.gradients.norms import per_unit_norms, total_norms
+from dp_jax.gradients.norms import quick_norms, total_norms
 from dp_jax.gradients.styles import ClipRule
 
 PyTree = Any
@@ -150,7 +150,7 @@ def clipped_sum(
   gradients = {index: batch.gradients(traced.groups[index]) for index in kept}
   made = {i: batch.norms_by_unit(g) for i, g in left.items() if g.rule == "instantiate"}
   ghosts = {i: g for i, g in left.items() if i not in made}
-  others = made | {i: [per_unit_norms([g]) for g in some] for i, some in gradients.items()}
+  others = made | {i: [quick_norms([g], mask) for g in some] for i, some in gradients.items()}
 
   def group_norms(by_index: dict[int, list[jax.Array]]) -> jax.Array:
     """float32[G, B] of each clipping group; a parameter that is never used has none."""
