@@ -42,8 +42,10 @@ class ClippedGrad:
   Formal guarantee: let S be the value of the total. For any units whatever, and any position,
   setting the mask of one unit to False, or replacing the unit by one that is all padding, moves S
   by at most `clip_norm` in L2; exchanging a unit for another moves it by at most twice that. So
-  does taking a unit out, which moves later ones to other places, with `microbatch_size` at most
-  `plain_units_under_removal` of the whole step. With
+  does taking a unit out, which moves later ones to other places: under `vmap`, and under `loop` if
+  a `microbatch_size` is given, in any order of units; under `ghost` with one of at most
+  `plain_units_under_removal` of the whole step, by measurement (how products round in the worst
+  order of units is not bounded). With
   `compensated=True` this holds for the pair that is returned, the rounding included. A total that
   is collapsed to float32 (the default) adds the rounding of the collapse, at most 2^-23 * B *
   clip_norm between neighbours; above about 10,000 units a step use the pair.
@@ -113,6 +115,7 @@ class ClippedGrad:
     if step >= size:
       return self._clipped_sum(params, units, mask, keys)
     count = -(-size // step)
+    step = -(-size // count)  # evenly, so that little is filled up
 
     def chunk(x: jax.Array) -> jax.Array:
       # The filler repeats the last unit, so that it is a valid input; the mask makes it zero.

@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ref import AbstractRef
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients import looped
@@ -70,10 +71,11 @@ def clipped_sum(
   """
   if engine == "vmap":
     return _by_vmap(loss_fn, params, units, mask, keys, rule)
-  plain_units = looped.plain_units_of(microbatch_size)
-  if engine == "loop":
-    return _by_loop(loss_fn, params, units, mask, keys, rule, plain_units)
   one, one_key = jax.tree.map(lambda x: x[0], (units, keys))
+  exact = microbatch_size is not None
+  if engine == "loop":
+    _check_no_references(loss_fn, params, one, one_key)
+    return _by_loop(loss_fn, params, units, mask, keys, rule, exact)
   try:
     traced = ghost.trace(loss_fn, params, one, one_key)
     if engine == "ghost":
@@ -84,7 +86,7 @@ def clipped_sum(
     _tell_once(f"clipping by vmap, since ghost clipping cannot serve this loss: {error}")
     return _by_vmap(loss_fn, params, units, mask, keys, rule)
   if engine == "auto" and loop_is_cheaper(traced, params, memory_budget):
-    return _by_loop(loss_fn, params, units, mask, keys, rule, plain_units)
+    return _by_loop(loss_fn, params, units, mask, keys, rule, exact)
   total, norms, losses = ghost.clipped_sum(traced, params, units, mask, keys, rule, memory_budget)
   return total, _aux(norms, losses, mask)
 
@@ -93,6 +95,16 @@ def _by_loop(*args: Any) -> tuple[Compensated, ClipAux]:
   """The arguments of `looped.clipped_sum`."""
   total, norms, losses = looped.clipped_sum(*args)
   return total, _aux(norms, losses, args[3])
+
+
+def _check_no_references(loss_fn: LossFn, params: PyTree, unit: PyTree, key: Any) -> None:
+  """Refuses what a loop would carry from one unit to the next; vmap and ghost refuse it anyway."""
+  jaxpr = jax.make_jaxpr(loss_fn)(params, unit, key).jaxpr
+  if any(isinstance(var.aval, AbstractRef) for var in (*jaxpr.constvars, *jaxpr.invars)):
+    raise ValueError(
+      "the loss of one unit uses a mutable reference from outside, through which units would see"
+      " each other: return what it holds from the loss, or leave it out."
+    )
 
 
 def _by_vmap(
@@ -119,7 +131,8 @@ def clip_and_sum(grads: PyTree, mask: jax.Array, rule: ClipRule) -> tuple[Compen
   if mask.shape[0] == 0:
     one = jax.tree.map(lambda g: jnp.zeros(g.shape[1:], jnp.float32), grads)
     return pairs.zeros_like(one), jnp.zeros(0, jnp.float32)
-  grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
+  # What is measured is what is added: a compiler may compute it twice, and round differently.
+  grads = jax.lax.optimization_barrier(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
   leaves, structure = jax.tree.flatten(grads)
   parts: list[list[jax.Array]] = [[] for _ in rule.bounds]
   for group, leaf in zip(rule.group_of, leaves, strict=True):

@@ -22,23 +22,7 @@ PyTree = Any
 # Units of a turn. More keep no more cores of a small machine busy, and make a larger program.
 UNITS_A_TURN = 2
 # Units that are added in plain float32: what n of them round, n^2 2^-24 C, is inside the margin.
-_MOST_PLAIN, _FEWEST_PLAIN = 32, 2
-
-
-def plain_units_of(microbatch_size: int | None) -> int:
-  """How many units to add in plain float32, one after the other.
-
-  Over a step of S units in blocks of n, each rounded anew where a unit is removed, the roundings
-  add up to about 2^-24 n sqrt(S) C / 4 (one standard deviation). A product of m units has
-  2^-25 sqrt(S m) C / 3, so the square root of the m that serves products serves here.
-
-  Args:
-    microbatch_size: of `clipped_grad`, at most `plain_units_under_removal` where units may be
-      removed; None where every unit has its place.
-  """
-  if microbatch_size is None:
-    return _MOST_PLAIN
-  return min(_MOST_PLAIN, max(_FEWEST_PLAIN, 2 ** int(math.log2(math.sqrt(microbatch_size)))))
+_PLAIN_UNITS = 32
 
 
 def clipped_sum(
@@ -48,7 +32,7 @@ def clipped_sum(
   mask: jax.Array,
   keys: Any,
   rule: ClipRule,
-  plain_units: int,
+  exact: bool,
 ) -> tuple[Compensated, jax.Array, jax.Array]:
   """Norms, and the sum of clipped per-unit gradients.
 
@@ -59,8 +43,10 @@ def clipped_sum(
     mask: bool[B].
     keys: a key a unit, or None.
     rule: what each gradient is multiplied with, from its norm.
-    plain_units: the most units that are added in plain float32, one after the other; the sums of
-      so many are added as pairs.
+    exact: add each unit as a pair. Else up to 32 are added in plain float32, one after the other,
+      and their sums as pairs: enough where neighbours keep every unit in its place. A unit that is
+      taken out moves all later ones to other sums, and in an order that is made for it they would
+      all round the same way.
 
   Returns:
     The sum as a pair, the norms float32[B], and the losses [B].
@@ -68,7 +54,7 @@ def clipped_sum(
   size = mask.shape[0]
   width = min(UNITS_A_TURN, size)
   turns = -(-size // width)
-  blocks = -(-turns // max(1, plain_units // width))
+  blocks = 1 if exact else -(-turns // (_PLAIN_UNITS // width))
   shape = (blocks, -(-turns // blocks), width)
 
   def arranged(x: jax.Array) -> jax.Array:
@@ -80,19 +66,26 @@ def clipped_sum(
   xs = (jax.tree.map(arranged, units), masks, jax.tree.map(arranged, keys))
   zeros = pairs.zeros_like(params)
 
-  def turn(total: PyTree, xs: Any) -> tuple[PyTree, tuple[jax.Array, jax.Array]]:
+  def turn(total: Any, xs: Any) -> tuple[Any, tuple[jax.Array, jax.Array]]:
     some_units, some_mask, some_keys = xs
     found = [
       jax.value_and_grad(loss_fn)(params, *_at(i, (some_units, some_keys))) for i in range(width)
     ]
-    total, norms = _add_clipped(total, [grad for _, grad in found], some_mask, rule)
+    kept, norms = _clipped([grad for _, grad in found], some_mask, rule)
+    for grad in kept:
+      if exact:
+        total = pairs.add(total, Compensated(grad, zeros.error))
+      else:
+        total = jax.tree.map(jnp.add, total, grad)
     return total, (norms, jnp.stack([loss for loss, _ in found]))
 
   def block(total: Compensated, xs: Any) -> tuple[Compensated, tuple[jax.Array, jax.Array]]:
     part, seen = jax.lax.scan(turn, zeros.sum, xs)
     return pairs.add(total, Compensated(part, zeros.error)), seen
 
-  if blocks == 1:
+  if exact:
+    total, seen = jax.lax.scan(turn, zeros, _at(0, xs))
+  elif blocks == 1:
     part, seen = jax.lax.scan(turn, zeros.sum, _at(0, xs))
     total = Compensated(part, zeros.error)
   else:
@@ -105,19 +98,21 @@ def _at(index: int, tree: PyTree) -> PyTree:
   return jax.tree.map(lambda x: x[index], tree)
 
 
-def _add_clipped(
-  total: PyTree, grads: list[PyTree], mask: jax.Array, rule: ClipRule
-) -> tuple[PyTree, jax.Array]:
-  """Adds the scaled gradients of a turn, in plain float32; their norms are float32[len(grads)]."""
-  grads = jax.tree.map(lambda g: g.astype(jnp.float32), grads)
-  leaves, structure = jax.tree.flatten(total)
+def _clipped(
+  grads: list[PyTree], mask: jax.Array, rule: ClipRule
+) -> tuple[list[PyTree], jax.Array]:
+  """The scaled gradients of a turn, in float32, and the norms before, float32[len(grads)]."""
+  # What is measured is what is added: a compiler may compute it twice, and round differently.
+  grads = jax.lax.optimization_barrier(jax.tree.map(lambda g: g.astype(jnp.float32), grads))
+  structure = jax.tree.structure(grads[0])
   by_unit = [jax.tree.leaves(grad) for grad in grads]
   norms = jnp.stack([_norms(found, rule) for found in by_unit], axis=1)
   scales = rule.by_leaf(rule.scales(norms, mask))
-  for i, found in enumerate(by_unit):
-    kept = [scaled(g[None], s[i : i + 1])[0] for g, s in zip(found, scales, strict=True)]
-    leaves = [t + g for t, g in zip(leaves, kept, strict=True)]
-  return jax.tree.unflatten(structure, leaves), rule.combine(norms)
+  kept = [
+    [scaled(g[None], s[i : i + 1])[0] for g, s in zip(found, scales, strict=True)]
+    for i, found in enumerate(by_unit)
+  ]
+  return [jax.tree.unflatten(structure, leaves) for leaves in kept], rule.combine(norms)
 
 
 def _norms(leaves: list[jax.Array], rule: ClipRule) -> jax.Array:

@@ -107,11 +107,11 @@ class PrivateLog:
     losses = np.concatenate([aux.losses[mask] for aux, mask in pieces] or [np.zeros(0)])
     entry: dict[str, Any] = {"step": seen.step, "units": seen.num_units}
     with np.errstate(all="ignore"):  # a warning would tell of a record that is not finite
-      if seen.num_units and self._clip_norm is not None:
+      if norms.size and self._clip_norm is not None:
         if self._flat:
           entry["clip_fraction"] = float(np.mean(~(norms <= self._clip_norm)))
         entry["norm_median"] = float(np.median(norms))
-      if seen.num_units:
+      if losses.size:  # a host may hold none of a small step's units
         entry["loss"] = float(np.mean(losses, dtype=np.float64))
     return entry
 
