@@ -73,7 +73,7 @@ class Newton:
     accumulate_gradient = gradient_sum(releases.mechanisms[GRADIENT], data.num_units)
     edge = noise_edge(releases.mechanisms[HESSIAN], data.num_features)
     for step in range(self.steps):
-      total = accumulate(rows, weighted_moments(ROW_NORM, _curvature(kernel), CURVATURE_BOUND))
+      total = accumulate(rows, weighted_moments(ROW_NORM, _curvature, CURVATURE_BOUND), kernel)
       blocks = releases.symmetric(HESSIAN, total, step)
       gradient = pairs.zeros_like({"kernel": kernel})
       for units, mask in rows:
@@ -93,12 +93,9 @@ class Newton:
       )
 
 
-def _curvature(kernel: jax.Array):  # type: ignore[no-untyped-def]
-  def weights(x: jax.Array) -> jax.Array:
-    probabilities = jax.nn.softmax(jnp.matmul(x, kernel))
-    return probabilities * (1 - probabilities)
-
-  return weights
+def _curvature(x: jax.Array, kernel: jax.Array) -> jax.Array:
+  probabilities = jax.nn.softmax(jnp.matmul(x, kernel))
+  return probabilities * (1 - probabilities)
 
 
 def _solve(blocks: np.ndarray, gradient: np.ndarray, ridge: float) -> np.ndarray:

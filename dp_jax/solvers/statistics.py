@@ -33,27 +33,32 @@ _ROUNDING = 2 * BLOCK**2 * 2.0**-24
 # Rows are clipped to this share of R: for the rounding of norms, and of sums over blocks.
 ROW_SHARE = (1 - CLIP_MARGIN) * (1 - _ROUNDING)
 
-Statistic = Callable[[Units, jax.Array], Compensated]
+# (units, mask, *parameters) -> a pair.
+Statistic = Callable[..., Compensated]
 
 
-def accumulate(rows: Rows, statistic: Statistic) -> Compensated:
+def accumulate(rows: Rows, statistic: Statistic, *parameters: jax.Array) -> Compensated:
   """Sums a statistic over all shards.
 
   Args:
     rows: the data.
-    statistic: (units, mask) -> a pair, compiled here. What it closes over must be public or noised
-      before, and not secret.
+    statistic: (units, mask, *parameters) -> a pair, compiled here.
+    parameters: arrays that it needs: public, or noised before. They are arguments since a head of
+      zeros, closed over, was folded at compile time into weights of zero (jaxlib 0.10.2, CPU, not
+      in every compilation).
   """
 
   @jax.jit
-  def step(total: Compensated, units: Units, mask: jax.Array) -> Compensated:
-    return pairs.add(total, statistic(units, mask))
+  def step(
+    total: Compensated, units: Units, mask: jax.Array, *parameters: jax.Array
+  ) -> Compensated:
+    return pairs.add(total, statistic(units, mask, *parameters))
 
   total = None
   for units, mask in rows:
     if total is None:
-      total = pairs.zeros_like(jax.eval_shape(statistic, units, mask).sum)
-    total = step(total, units, mask)
+      total = pairs.zeros_like(jax.eval_shape(statistic, units, mask, *parameters).sum)
+    total = step(total, units, mask, *parameters)
   if total is None:
     raise ValueError("there are no shards.")
   return total
@@ -108,19 +113,19 @@ def cross_moment(row_norm: float, num_classes: int) -> Statistic:
 
 
 def weighted_moments(
-  row_norm: float, weights_of: Callable[[jax.Array], jax.Array], bound: float
+  row_norm: float, weights_of: Callable[..., jax.Array], bound: float
 ) -> Statistic:
   """Sum over units of the mean of h_c x x^T for each class c: float32[C, d, d].
 
   Args:
     row_norm: R.
-    weights_of: float32[n, d] rows -> float32[n, C] weights, at least 0.
+    weights_of: (float32[n, d] rows, *parameters) -> float32[n, C] weights, at least 0.
     bound: on the norm of a row's weights; they are scaled down to it where they exceed it.
   """
 
-  def statistic(units: Units, mask: jax.Array) -> Compensated:
+  def statistic(units: Units, mask: jax.Array, *parameters: jax.Array) -> Compensated:
     rows, record_weights = weighted_rows(units, row_norm)
-    weights = weights_of(rows)
+    weights = weights_of(rows, *parameters)
     norms = per_unit_norms(weights)
     most = bound * (1 - CLIP_MARGIN)
     shrink = jnp.where(jnp.isfinite(norms), jnp.minimum(1.0, most / jnp.maximum(norms, 1e-30)), 0)

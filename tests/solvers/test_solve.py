@@ -16,10 +16,15 @@ from dp_jax.solvers.descent import Descent, descend
 from dp_jax.solvers.feature_covariance import FeatureCovariance
 from dp_jax.solvers.head import Preprocessing, public_statistics
 from dp_jax.solvers.least_squares import LeastSquares
-from dp_jax.solvers.newton import Newton
+from dp_jax.solvers.newton import CURVATURE_BOUND, Newton, _curvature
 from dp_jax.solvers.noised import Releases
 from dp_jax.solvers.solve import plan, solve
-from dp_jax.solvers.statistics import accumulate, cross_moment, second_moment
+from dp_jax.solvers.statistics import (
+  accumulate,
+  cross_moment,
+  second_moment,
+  weighted_moments,
+)
 
 KEY = MasterKey(bytes(range(32)))
 SPEC = PrivacySpec(3.0, 1e-4)
@@ -220,3 +225,16 @@ def test_averaging_changes_no_release():
     for each in (0.0, 0.5)
   )
   assert plain == averaged
+
+
+def test_the_hessian_at_a_head_of_zeros_is_that_of_numpy_in_every_compilation():
+  """With the head closed over, some compilations gave zeros at this size."""
+  rng = np.random.default_rng(0)
+  x = rng.standard_normal((5000, 560)).astype(np.float32)
+  x /= np.linalg.norm(x, axis=1, keepdims=True)
+  rows = Rows(array_data(x, np.zeros(len(x), np.int32), 10))
+  expected = 0.09 * x.T.astype(np.float64) @ x
+  for _ in range(4):
+    statistic = weighted_moments(1.0, _curvature, CURVATURE_BOUND)
+    for block in np.asarray(accumulate(rows, statistic, jnp.zeros((560, 10))).sum):
+      np.testing.assert_allclose(block, expected, rtol=0.02, atol=1e-3)
