@@ -36,7 +36,7 @@ def test_a_release_gives_back_every_model(tmp_path, name):
   moved = {name: x + 0.1 for name, x in run.params.items()}
   state = init_state(moved, run.optimizer, run.mesh)
   tmp_path.chmod(0o700)
-  write_parameters(run, WorkDir(tmp_path), state, False, Ledger())
+  write_parameters(run, WorkDir(tmp_path), state, 0, False, Ledger())
   release = dp_jax.load_release(tmp_path)
   assert release.spec == run.task.spec and release.spec.sizes == MODELS[name]
   for key, value in release.arrays.items():
