@@ -13,6 +13,7 @@ from jax.sharding import AxisType
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.engines import ENGINES, ClipAux, Engine, LossFn, clipped_sum
+from dp_jax.gradients.filling import in_blocks
 from dp_jax.gradients.memory import largest_microbatch, temporary_bytes
 from dp_jax.gradients.noise import is_tracing
 from dp_jax.gradients.styles import Shares, StyleName, check_style, make_rule
@@ -116,20 +117,13 @@ class ClippedGrad:
       return self._clipped_sum(params, units, mask, keys)
     count = -(-size // step)
     step = -(-size // count)  # evenly, so that little is filled up
-
-    def chunk(x: jax.Array) -> jax.Array:
-      # The filler repeats the last unit, so that it is a valid input; the mask makes it zero.
-      filled = x[jnp.minimum(jnp.arange(count * step), size - 1)]
-      return filled.reshape(count, step, *x.shape[1:])
-
-    mask = jnp.pad(mask, (0, count * step - size)).reshape(count, step)
+    inputs = in_blocks((units, keys), mask, (count, step))
 
     def body(total: Compensated, xs: Any) -> tuple[Compensated, ClipAux]:
-      some_units, some_mask, some_keys = xs
+      (some_units, some_keys), some_mask = xs
       part, aux = self._clipped_sum(params, some_units, some_mask, some_keys)
       return pairs.add(total, part), aux
 
-    inputs = (jax.tree.map(chunk, units), mask, jax.tree.map(chunk, keys))
     total, aux = jax.lax.scan(body, pairs.zeros_like(params), inputs)
     return total, ClipAux(*(x.reshape(-1)[:size] for x in aux))
 

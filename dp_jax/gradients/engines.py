@@ -91,10 +91,13 @@ def clipped_sum(
   return total, _aux(norms, losses, mask)
 
 
-def _by_loop(*args: Any) -> tuple[Compensated, ClipAux]:
-  """The arguments of `looped.clipped_sum`."""
-  total, norms, losses = looped.clipped_sum(*args)
-  return total, _aux(norms, losses, args[3])
+def _by_loop(
+  loss_fn: LossFn, params: PyTree, units: PyTree, mask: jax.Array, keys: Any, rule: ClipRule,
+  exact: bool,
+) -> tuple[Compensated, ClipAux]:  # fmt: skip
+  """The gradients of two units at a time."""
+  total, norms, losses = looped.clipped_sum(loss_fn, params, units, mask, keys, rule, exact)
+  return total, _aux(norms, losses, mask)
 
 
 def _check_no_references(loss_fn: LossFn, params: PyTree, unit: PyTree, key: Any) -> None:

@@ -5,7 +5,6 @@ computes stays in its caches, the units of a turn are independent, so that every
 the pass over the parameters that each unit costs is small beside its gradient.
 """
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.filling import in_blocks
 from dp_jax.gradients.norms import quick_norms, scaled
 from dp_jax.gradients.styles import ClipRule
 
@@ -57,20 +57,12 @@ def clipped_sum(
   blocks = 1 if exact else -(-turns // (_PLAIN_UNITS // width))
   shape = (blocks, -(-turns // blocks), width)
 
-  def arranged(x: jax.Array) -> jax.Array:
-    # The filler repeats the last unit, so that it is a valid input; the mask makes it zero.
-    filled = x[jnp.minimum(jnp.arange(math.prod(shape)), size - 1)]
-    return filled.reshape(*shape, *x.shape[1:])
-
-  masks = jnp.pad(mask, (0, math.prod(shape) - size)).reshape(shape)
-  xs = (jax.tree.map(arranged, units), masks, jax.tree.map(arranged, keys))
+  xs = in_blocks((units, keys), mask, shape)
   zeros = pairs.zeros_like(params)
 
   def turn(total: Any, xs: Any) -> tuple[Any, tuple[jax.Array, jax.Array]]:
-    some_units, some_mask, some_keys = xs
-    found = [
-      jax.value_and_grad(loss_fn)(params, *_at(i, (some_units, some_keys))) for i in range(width)
-    ]
+    some, some_mask = xs
+    found = [jax.value_and_grad(loss_fn)(params, *_at(i, some)) for i in range(width)]
     kept, norms = _clipped([grad for _, grad in found], some_mask, rule)
     for grad in kept:
       if exact:
