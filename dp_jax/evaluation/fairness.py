@@ -19,10 +19,9 @@ from dp_jax.evaluation.groups import (
   too_small,
   unit_counts,
 )
+from dp_jax.evaluation.intervals import wilson
 from dp_jax.evaluation.predictions import PredictionTable, check_same_records
 from dp_jax.evaluation.record_metrics import METRICS, SHARES, check_metrics, statistic_of
-
-_Z = 1.959964
 
 
 @dataclass(frozen=True)
@@ -218,8 +217,7 @@ def _beyond_the_sample(value: Interval, units: int, metric: str) -> Interval:
     return value
   if metric != "accuracy":
     return Interval(value.value, float("nan"), float("nan"))
-  reach = _Z**2 / (units + _Z**2)
-  return Interval(1.0, 1.0 - reach, 1.0) if value.value else Interval(0.0, 0.0, reach)
+  return wilson(value.value, units)
 
 
 def largest_gap(measured: Measured, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -3,9 +3,8 @@
 import numpy as np
 
 from dp_jax.evaluation.bootstrap import Interval
+from dp_jax.evaluation.intervals import Z
 from dp_jax.evaluation.predictions import PredictionTable, check_same_records
-
-_Z = 1.959964
 
 
 def accuracy_difference(first: PredictionTable, second: PredictionTable) -> Interval:
@@ -35,5 +34,5 @@ def accuracy_difference(first: PredictionTable, second: PredictionTable) -> Inte
     raise ValueError(f"{num_units} units give no interval.")
   mean = differences.sum() / total
   spread = np.square(differences - mean * sizes).sum() * num_units / (num_units - 1)
-  half = _Z * float(np.sqrt(spread)) / total
+  half = Z * float(np.sqrt(spread)) / total
   return Interval(float(mean), float(mean - half), float(mean + half))

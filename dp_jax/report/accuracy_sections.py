@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.evaluation.paired import accuracy_difference
 from dp_jax.evaluation.predictions import load_predictions
 from dp_jax.report import formatting, page, plots
 from dp_jax.report.page import Section
-from dp_jax.report.plots import Interval
 from dp_jax.report.run_view import RunView, number
 
 # Metrics of two classes or several labels, where a run has them.

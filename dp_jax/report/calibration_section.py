@@ -13,7 +13,7 @@ from dp_jax.report.run_view import RunView, number
 def calibration_section(runs: Sequence[RunView]) -> Section | None:
   """Reliability diagram and expected calibration error."""
   private = any(run.declared != "public" for run in runs)
-  bins = {run.label: _bins(run, private) for run in runs if _bins(run, private)}
+  bins = {run.label: found for run in runs if (found := _bins(run, private))}
   if not bins:
     return None
   svg = plots.calibration_plot({formatting.one_line(k, 24): v for k, v in bins.items()})

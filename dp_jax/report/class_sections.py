@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.evaluation.disclosure import MIN_UNITS, hidden_classes
+from dp_jax.evaluation.intervals import wilson
 from dp_jax.evaluation.predictions import (
   PredictionTable,
   check_same_records,
@@ -18,8 +20,7 @@ from dp_jax.evaluation.predictions import (
 )
 from dp_jax.report import formatting, page, plots
 from dp_jax.report.page import Markup, Section
-from dp_jax.report.plots import Interval
-from dp_jax.report.run_view import RunView, number, wilson
+from dp_jax.report.run_view import RunView, number
 
 MAX_ROWS = 20  # more classes than this and only the hardest are drawn
 SUPPRESSED = "suppressed"

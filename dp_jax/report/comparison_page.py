@@ -124,8 +124,8 @@ def _plot(comparison: Comparison, anchor: str, heading: str) -> str:
   svg = plots.class_plot(
     [_short(a) + (" *" if a.status == "small" else "") for a, _ in drawn],
     {
-      names[0]: [drawn_interval(a.value) for a, _ in drawn],
-      names[1]: [drawn_interval(b.value) for _, b in drawn],
+      names[0]: [a.value for a, _ in drawn],
+      names[1]: [b.value for _, b in drawn],
     },
     name=f"plot-{anchor}",
     title=heading,
@@ -217,8 +217,3 @@ def change_text(interval: Interval, metric: str, signed: bool = True) -> str:
 
 def _amount(value: float, comparison: Comparison) -> str:
   return "not shown" if np.isnan(value) else amount(value, comparison.metric, signed=True)
-
-
-def drawn_interval(interval: Interval) -> plots.Interval:
-  """The same for a plot."""
-  return plots.Interval(interval.value, interval.low, interval.high)

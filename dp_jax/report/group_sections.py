@@ -18,7 +18,6 @@ from dp_jax.report import formatting, page, plots
 from dp_jax.report.comparison_page import (
   MAX_DRAWN,
   change_text,
-  drawn_interval,
   metric_section,
   value_text,
 )
@@ -104,7 +103,7 @@ def _section(main: RunView, found: Fairness) -> Section:
   if drawn:
     svg = plots.class_plot(
       [g.name + (" *" if g.status == "small" else "") for g in drawn],
-      {formatting.one_line(main.label, 24): [drawn_interval(g.value) for g in drawn]},
+      {formatting.one_line(main.label, 24): [g.value for g in drawn]},
       name=f"plot-{anchor}", title=heading, kind="groups", percent=METRICS[found.metric].percent,
     )  # fmt: skip
     caption = f"{heading}, with 95% intervals. A star marks a group that is too small to be ranked."

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.report import figure as fig
 from dp_jax.report import formatting
 
@@ -15,15 +15,6 @@ from dp_jax.report import formatting
 _LINE_SHARE = 0.03
 # Lines through more points than this carry no markers.
 _MARKED = 60
-
-
-@dataclass(frozen=True)
-class Interval:
-  """An estimate in [0, 1] with its 95% interval."""
-
-  value: float
-  low: float
-  high: float
 
 
 def accuracy_plot(rows: Sequence[tuple[str, Interval]]) -> str:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dp_jax.report.plots import Interval
+from dp_jax.evaluation.bootstrap import Interval
+from dp_jax.evaluation.intervals import wilson
 
 
 @dataclass(frozen=True)
@@ -99,15 +100,6 @@ def number(value: Any) -> float | None:
   if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
     return None
   return float(value)
-
-
-def wilson(fraction: float, count: int) -> Interval:
-  """The 95% score interval of a fraction of `count` independent records (Wilson 1927)."""
-  z = 1.959964
-  centre = (fraction + z * z / (2 * count)) / (1 + z * z / count)
-  half = z / (1 + z * z / count)
-  half *= math.sqrt(fraction * (1 - fraction) / count + z * z / (4 * count * count))
-  return Interval(fraction, max(0.0, centre - half), min(1.0, centre + half))
 
 
 def _read_json(path: Path, advice: str) -> dict[str, Any]:
