@@ -24,45 +24,6 @@ from experiments.benchmarks.clipping_torch_models import ROWS, TorchRow
 MEMORY_LIMIT = 4 * 2**30
 
 
-class Block(nn.Module):
-  """Two 3x3 convolutions beside a shortcut."""
-
-  def __init__(self, inputs: int, outputs: int, stride: int):
-    super().__init__()
-    self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-    self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
-    self.norms = nn.ModuleList([nn.GroupNorm(32, outputs), nn.GroupNorm(32, outputs)])
-    self.shortcut = None
-    if stride != 1 or inputs != outputs:
-      self.shortcut = nn.Sequential(
-        nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.GroupNorm(32, outputs)
-      )
-
-  def forward(self, x: torch.Tensor) -> torch.Tensor:
-    """[N, inputs, H, W] -> [N, outputs, H / stride, W / stride]."""
-    y = torch.relu(self.norms[0](self.first(x)))
-    y = self.norms[1](self.second(y))
-    return torch.relu(y + (x if self.shortcut is None else self.shortcut(x)))
-
-
-def resnet18() -> nn.Module:
-  """ResNet-18 with group normalisation and a 3x3 stem, width 64, 10 classes."""
-  layers: list[nn.Module] = [nn.Conv2d(3, 64, 3, 1, 1, bias=False), nn.GroupNorm(32, 64), nn.ReLU()]
-  channels = 64
-  for stage in range(4):
-    for index in range(2):
-      outputs = 64 * 2**stage
-      layers.append(Block(channels, outputs, 2 if stage and not index else 1))
-      channels = outputs
-  return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
-
-
-MODELS: dict[str, Any] = {
-  "head": (lambda: nn.Linear(1280, 1000), (1280,), 1000, 4096),
-  "resnet18": (resnet18, (3, 32, 32), 10, 64),
-}
-
-
 def make_step(
   mode: str, row: TorchRow, model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor
 ) -> Any:
