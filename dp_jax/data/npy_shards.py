@@ -66,6 +66,7 @@ class NpyShards:
       raise ValueError(f"{self._folder}: labels must be integers, not {self._labels[0].dtype}")
     self._starts = np.cumsum([0, *map(len, self._inputs)])
     origin = manifest.get("origin")
+    origin = origin if isinstance(origin, dict) else {}
     low_high = manifest.get("value_range") or ((0.0, 255.0) if dtype == "uint8" else (-1.0, 1.0))
     self._info = SourceInfo(
       name=f"{self._folder.name}/{split}",
@@ -76,7 +77,8 @@ class NpyShards:
       class_names=tuple(manifest.get("class_names") or ()),
       input_dtype=dtype,
       read_on_demand=True,
-      private=isinstance(origin, dict) and origin.get("declared") == "private",
+      private=origin.get("declared") == "private",
+      origin=origin,
     )
 
   @property

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -46,6 +46,7 @@ class SourceInfo:
     read_on_demand: records lie in files, and checking all of them before a run takes long.
     multilabel: a label is float32[num_classes]: 1 for yes, 0 for no, -1 for not known.
     private: the files say that the records were made from private ones.
+    origin: what the files say of the model that made them: hashes by name; empty if nothing.
   """
 
   name: str
@@ -58,6 +59,7 @@ class SourceInfo:
   read_on_demand: bool = False
   multilabel: bool = False
   private: bool = False
+  origin: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Source(Protocol):

@@ -118,10 +118,12 @@ def _lists(record: Record) -> Iterator[str]:
   wanted = [*privacy_json.NOT_COVERED]
   if record["pretrained_weights"] is not None:
     wanted.append(privacy_json.NOT_COVERED_WEIGHTS)
+  public = record["treated_as_public"]
+  if "public_features" in public:
+    wanted.append(privacy_json.NOT_COVERED_FEATURES)
   for item in wanted:
     if item not in record["not_covered"]:
       yield f"not_covered leaves out: {item}"
-  public = record["treated_as_public"]
   for warning in privacy_json.delta_warnings(record["delta"], public["num_units"]):
     if warning not in record["warnings"]:
       yield f"warnings leaves out: {warning}"

@@ -47,6 +47,7 @@ HYPERPARAMETERS_NOT_RECORDED = (
   "How they were chosen is not recorded; a choice that these data guided is not covered"
 )
 NOT_COVERED_WEIGHTS = "the records that the public starting weights were trained on"
+NOT_COVERED_FEATURES = "the records that the public features are of"
 
 _PACKAGES = ("dp_jax", "dp-accounting", "jax", "jaxlib", "flax", "optax", "numpy", "scipy")
 
@@ -148,6 +149,7 @@ def privacy_record(facts: ReleaseFacts) -> dict[str, Any]:
     "not_covered": [
       *NOT_COVERED,
       *([NOT_COVERED_WEIGHTS] if facts.pretrained_weights else []),
+      *([NOT_COVERED_FEATURES] if "public_features" in facts.public_facts else []),
     ],
     "releases": [dict(entry) for entry in facts.ledger_entries],
     "ledger": ledger_check.ledger_section(

@@ -222,6 +222,12 @@ def _accesses(record: Record) -> str:
     if weights
     else "Training started from random weights."
   )
+  features = record["treated_as_public"].get("public_features")
+  if features:
+    start += (
+      " Features were normalised by the statistics of public ones "
+      f"({formatting.one_line(features)}), whose records are not protected."
+    )
   return (
     f"The training run, as entered in the ledger before its first step ({entries}; the whole "
     f"planned budget, whether or not training stopped early). {start} Not covered: "

@@ -1,6 +1,23 @@
 """The key that a run uses on the software and hardware where it runs."""
 
+import hashlib
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+
 from dp_jax.privacy.keys import MasterKey
+
+_PACKAGES = ("dp_jax", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
+# Settings of jax that change random bits or rounding.
+_SETTINGS = (
+  "jax_default_prng_impl",
+  "jax_threefry_partitionable",
+  "jax_enable_x64",
+  "jax_default_matmul_precision",
+)
 
 
 def for_environment(master: MasterKey, environment: str) -> MasterKey:
@@ -14,3 +31,23 @@ def for_environment(master: MasterKey, environment: str) -> MasterKey:
   if master.is_test:
     return master
   return MasterKey(master.derive(f"environment {environment}", 0, 32))
+
+
+def environment() -> str:
+  """The software and hardware that rounding depends on."""
+  devices = jax.devices()
+  packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
+  kind = f"{len(devices)} x {devices[0].platform} {devices[0].device_kind}"
+  settings = ", ".join(f"{name}={getattr(jax.config, name)}" for name in _SETTINGS)
+  flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "NPY_DISABLE_CPU_FEATURES"))
+  return f"{packages}, {kind}, {platform.machine()} {_cpu_model()}, {settings}, {flags}"
+
+
+def _cpu_model() -> str:
+  """A short digest of the CPU's description: compiled code, and so rounding, depends on it."""
+  try:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+  except OSError:
+    return platform.processor()
+  kept = sorted({line for line in lines if line.startswith(("model name", "flags"))})
+  return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:12]

@@ -23,9 +23,9 @@ from dp_jax.training.engine_check import choose_engine
 from dp_jax.training.evaluating import Evaluation
 from dp_jax.training.flops import units_per_second_at_peak
 from dp_jax.training.hooks import Hook, PrivateLog, Saving, Shown
-from dp_jax.training.keys import for_environment
+from dp_jax.training.keys import environment, for_environment
 from dp_jax.training.mesh import Feed, describe, own_rows, place, put_key
-from dp_jax.training.prepare import Run, environment
+from dp_jax.training.prepare import Run
 from dp_jax.training.progress import Progress
 from dp_jax.training.step import StepFunctions, TrainState, build_step
 from dp_jax.training.stopping import Stopped, StopSignal, listening

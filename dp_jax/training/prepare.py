@@ -2,10 +2,7 @@
 
 import dataclasses
 import hashlib
-import os
-import platform
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -41,18 +38,10 @@ from dp_jax.training.data import (
 )
 from dp_jax.training.data_config import DataConfig
 from dp_jax.training.mesh import build_mesh, one_device
+from dp_jax.training.public_features import PublicFeatures, read_public_features
 from dp_jax.training.selection import check_selection
 from dp_jax.training.solving import Solving, make_solving, model_sizes
 from dp_jax.training.target import make_mechanism, make_spec
-
-_PACKAGES = ("dp_jax", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
-# Settings of jax that change random bits or rounding.
-_SETTINGS = (
-  "jax_default_prng_impl",
-  "jax_threefry_partitionable",
-  "jax_enable_x64",
-  "jax_default_matmul_precision",
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,6 +60,7 @@ class Run:
     mechanism: what is run and accounted; its noise is zero without privacy. Of a solver it is the
       one release that all of its releases amount to.
     solving: the solver that takes the place of the training loop, or None.
+    public_features: what solver.public_features names, or None.
     optimizer: of the noised mean gradient.
     expected_batch_size: the public divisor.
     weights_digest: sha256 of the weights that the run starts from, or None.
@@ -101,6 +91,7 @@ class Run:
   public_facts: dict[str, Any]
   warnings: tuple[str, ...]
   solving: Solving | None = None
+  public_features: PublicFeatures | None = None
 
   @property
   def releases(self) -> Mapping[str, Mechanism]:
@@ -122,6 +113,7 @@ class Run:
       "data_digest": self.data_digest,
       "weights_digest": self.weights_digest,
       "units_digest": self.units_digest,
+      "public_features_digest": self.public_features and self.public_features.digest,
       # Values too: frozen arrays are made anew by each process, and are not in the checkpoint.
       "model_digest": hashlib.sha256(weights.to_bytes(arrays, self.task.spec)).hexdigest(),
       "model_arrays": {name: [str(x.dtype), *x.shape] for name, x in arrays.items()},
@@ -130,16 +122,6 @@ class Run:
     if self.mechanism.adjacency != "add_or_remove_one":  # else the number is secret
       content["num_units"] = self.loader.num_units
     return content
-
-
-def environment() -> str:
-  """The software and hardware that rounding depends on."""
-  devices = jax.devices()
-  packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
-  kind = f"{len(devices)} x {devices[0].platform} {devices[0].device_kind}"
-  settings = ", ".join(f"{name}={getattr(jax.config, name)}" for name in _SETTINGS)
-  flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "NPY_DISABLE_CPU_FEATURES"))
-  return f"{packages}, {kind}, {platform.machine()} {_cpu_model()}, {settings}, {flags}"
 
 
 def prepare(config: Config) -> Run:
@@ -178,12 +160,14 @@ def prepare(config: Config) -> Run:
   check_selection(config, spec.num_classes)
   released, params, frozen, weights_digest = _model(config, spec)
   task = _in_compute_dtype(released, config)
-  solving = None
+  solving, public = None, None
   if config.solver.method == "none":
     privacy, mechanism = make_mechanism(config, loader.num_units)
   else:
     privacy = make_spec(config)
-    solving = make_solving(config, privacy, loader.num_units)
+    public = read_public_features(config, record, (source, eval_source))
+    statistics = None if public is None else public.statistics
+    solving = make_solving(config, privacy, loader.num_units, statistics)
     mechanism = joint(tuple(solving.mechanisms.values()))
   divisor = mechanism.expected_batch_size(loader.num_units)
   warnings = (
@@ -193,8 +177,8 @@ def prepare(config: Config) -> Run:
     config, mesh, task, views, released, params, frozen, loader, eval_loader, privacy, mechanism,
     _optimizer(config.train, mechanism.steps) if solving is None else optax.identity(), divisor,
     weights_digest, _weights_warnings(config), source.fingerprint(), units_digest(data),
-    {**_public_facts(spec, assumed), **data_facts(config, loader)}, warnings,
-    solving,
+    {**_public_facts(spec, assumed), **data_facts(config, loader), **_of_public(public)}, warnings,
+    solving, public,
   )  # fmt: skip
 
 
@@ -295,11 +279,5 @@ def _public_facts(spec: ModelSpec, assumed: list[str]) -> dict[str, Any]:
   }
 
 
-def _cpu_model() -> str:
-  """A short digest of the CPU's description: compiled code, and so rounding, depends on it."""
-  try:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-  except OSError:
-    return platform.processor()
-  kept = sorted({line for line in lines if line.startswith(("model name", "flags"))})
-  return hashlib.sha256("\n".join(kept).encode()).hexdigest()[:12]
+def _of_public(features: PublicFeatures | None) -> dict[str, str]:
+  return {} if features is None else {"public_features": features.fact}

@@ -33,10 +33,10 @@ from dp_jax.training.distributed import (
 )
 from dp_jax.training.evaluating import evaluate_state, log_metrics
 from dp_jax.training.held_out import write_predictions
-from dp_jax.training.keys import for_environment
+from dp_jax.training.keys import environment, for_environment
 from dp_jax.training.loop import run_steps
 from dp_jax.training.mesh import to_host
-from dp_jax.training.prepare import Run, environment, prepare
+from dp_jax.training.prepare import Run, prepare
 from dp_jax.training.release import complete_release, write_parameters
 from dp_jax.training.solving import Solving, solve_state
 from dp_jax.training.start import begin

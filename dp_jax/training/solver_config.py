@@ -18,6 +18,10 @@ class SolverConfig:
     moment_share: of the budget, for their noised second moment (newton: its Hessian); 0 makes
       feature_covariance plain gradient descent.
     eigenvalue_share: of the budget, for the smallest eigenvalue that least_squares needs.
+    public_features: in place of noised statistics, an .npz file or a folder of .npy shards with
+      features of public records, made by the same model. Their mean is the centre, and their second
+      moment is that of feature_covariance; they cost nothing, and nothing protects them.
+    public_split: which of its splits.
     whiten, precondition, damping: of feature_covariance.
     ridge: in units of the largest eigenvalue of the noise.
     bias: whether the head of feature_covariance has one.
@@ -30,6 +34,8 @@ class SolverConfig:
   centre_share: float = 0.0
   moment_share: float = 0.1
   eigenvalue_share: float = 0.05
+  public_features: str | None = None
+  public_split: str = "train"
   whiten: float = 0.25
   precondition: float = 0.3
   ridge: float = 0.5
@@ -40,14 +46,27 @@ class SolverConfig:
 
 def solver_checks(solver: SolverConfig, config: Any) -> list[tuple[bool, str, Any, str]]:
   """What a solver needs of its own section and of others: (holds, key, value, what it must be)."""
+  public = solver.public_features is not None
+  settings = [
+    (not public or solver.method != "none", "solver.public_features", solver.public_features,
+     "is for a solver: set solver.method"),
+    (public or solver.public_split == SolverConfig.public_split, "solver.public_split",
+     solver.public_split, "is a split of solver.public_features, which is not set"),
+  ]  # fmt: skip
   if solver.method == "none":
-    return []
+    return settings
   privacy, train, model, best = (
     config.privacy, config.train, config.model, config.checkpoint.best_metric
   )  # fmt: skip
   free = 1 - solver.centre_share
   steps = train.steps or 0
+  needs_moment = solver.method in ("auto", "feature_covariance")
   return [
+    *settings,
+    (not public or solver.centre_share == 0, "solver.centre_share", solver.centre_share,
+     "must be 0: solver.public_features gives the centre, at no cost"),
+    (not public or not needs_moment or solver.moment_share == 0, "solver.moment_share",
+     solver.moment_share, "must be 0: solver.public_features gives the moment, at no cost"),
     (privacy.enabled, "privacy.enabled", privacy.enabled,
      "has no solver: leave solver.method out, to train feature_head without privacy"),
     (privacy.sampling == "full_batch", "privacy.sampling", privacy.sampling,

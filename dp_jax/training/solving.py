@@ -16,7 +16,7 @@ from dp_jax.solvers.choice import choose
 from dp_jax.solvers.data import FeatureData, Shard
 from dp_jax.solvers.descent import Descent
 from dp_jax.solvers.feature_covariance import FeatureCovariance
-from dp_jax.solvers.head import Preprocessing
+from dp_jax.solvers.head import Preprocessing, PublicStatistics
 from dp_jax.solvers.least_squares import LeastSquares
 from dp_jax.solvers.newton import Newton
 from dp_jax.solvers.noised import Releases
@@ -38,8 +38,16 @@ class Solving:
   mechanisms: Mapping[str, Mechanism]
 
 
-def make_solving(config: Config, spec: PrivacySpec, num_units: int) -> Solving:
+def make_solving(
+  config: Config, spec: PrivacySpec, num_units: int, public: PublicStatistics | None = None
+) -> Solving:
   """The solver of a configuration, with its releases calibrated to the target.
+
+  Args:
+    config: the configuration.
+    spec: the target.
+    num_units: N.
+    public: of solver.public_features.
 
   Raises:
     ValueError: if the shares leave nothing for a release, or the target cannot be met.
@@ -56,7 +64,7 @@ def make_solving(config: Config, spec: PrivacySpec, num_units: int) -> Solving:
       f"privacy.expected_batch_size={declared} has no meaning here: the number of units is public"
       f" under {spec.adjacency}."
     )
-  method = _method(config, spec, declared or num_units)
+  method = _method(config, spec, declared or num_units, public)
   mechanisms = plan(method, spec, declared)
   for mechanism in mechanisms.values():
     check_stddev(mechanism.stddev)
@@ -66,12 +74,14 @@ def make_solving(config: Config, spec: PrivacySpec, num_units: int) -> Solving:
 def model_sizes(config: Config) -> dict[str, object]:
   """The sizes of the feature_head that the configured solver fits."""
   solver = config.solver
+  public = solver.public_features is not None
   transformed = (
     solver.method in ("auto", "feature_covariance")
     and solver.whiten > 0
-    and solver.moment_share > 0
+    and (public or solver.moment_share > 0)
   )
-  return {"power": solver.power, "centred": solver.centre_share > 0, "transformed": transformed}
+  centred = public or solver.centre_share > 0
+  return {"power": solver.power, "centred": centred, "transformed": transformed}
 
 
 def solve_state(
@@ -101,10 +111,12 @@ def solve_state(
   return TrainState(state.step + 1, arrays, state.opt_state, jax.tree.map(jnp.array, arrays))
 
 
-def _method(config: Config, spec: PrivacySpec, num_units: float) -> Method:
+def _method(
+  config: Config, spec: PrivacySpec, num_units: float, public: PublicStatistics | None
+) -> Method:
   solver, train = config.solver, config.train
   name = choose(spec.epsilon, num_units) if solver.method == "auto" else solver.method
-  before = Preprocessing(solver.power, solver.centre_share)
+  before = Preprocessing(solver.power, solver.centre_share, public)
   if name == "least_squares":
     return LeastSquares(before, solver.moment_share, solver.eigenvalue_share, solver.ridge)
   steps = train.steps or 1

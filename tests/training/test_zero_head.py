@@ -14,8 +14,8 @@ from dp_jax.gradients.noise import add_noise
 from dp_jax.models import weights
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.training import zero_head
-from dp_jax.training.keys import for_environment
-from dp_jax.training.prepare import environment, prepare
+from dp_jax.training.keys import environment, for_environment
+from dp_jax.training.prepare import prepare
 from dp_jax.training.run import train
 from dp_jax.training.step import build_step
 from dp_jax.training.zero_head import head_at_zero, sum_at_zero
