@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dp_jax.data.folder_lock import held
-from dp_jax.data.npy_shards import MANIFEST, file_name
+from dp_jax.data.npy_shards import MANIFEST, as_stored, file_name
 
 _PLAN = "unfinished_manifest.json"
 
@@ -100,7 +100,7 @@ class ResumableShards:
 
   def _write_array(self, name: str, array: np.ndarray) -> None:
     with self._replacing(self._folder / name) as file:
-      np.save(file, array, allow_pickle=False)
+      np.save(file, as_stored(array), allow_pickle=False)
 
   @contextmanager
   def _replacing(self, path: Path) -> Iterator[Any]:

@@ -8,7 +8,9 @@ further column, then _00001 and so on; and manifest.json:
    "origin": {...}}
 
 where `splits` gives the records of each shard, and `origin` says where the arrays come from; its
-"declared", if it is "private", that no run may declare them public.
+"declared", if it is "private", that no run may declare them public. Labels are integers [n], or
+numbers [n, num_classes] that say of each label 1 for yes, 0 for no, -1 for not known. Where
+input_dtype is bfloat16, which NumPy does not know, files hold its bits as uint16.
 `dp_jax.data.npy_writer` writes it.
 """
 
@@ -20,12 +22,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from dp_jax.data.source import SourceInfo, no_column
 
 MANIFEST = "manifest.json"
-INPUT_DTYPES = ("uint8", "float16", "float32")
+INPUT_DTYPES = ("uint8", "float16", "bfloat16", "float32")
+_BFLOAT16 = "bfloat16"
 # How many rows of a shard's inputs are hashed: all would take minutes on a large set.
 _HASHED_ROWS = 1024
 
@@ -48,7 +52,9 @@ class NpyShards:
       raise ValueError("the npy source needs a path: set data.path to a folder of .npy shards")
     self._folder, self._split = Path(path), split
     manifest = _read_manifest(self._folder, split)
-    self._inputs = self._open("inputs", manifest)
+    inputs = self._open("inputs", manifest)
+    declared = manifest.get("input_dtype")
+    self._inputs = [_from_stored(array) for array in inputs] if declared == _BFLOAT16 else inputs
     self._labels = self._open("labels", manifest)
     self._columns = {name: self._open(name, manifest) for name in manifest.get("columns", ())}
     first = self._inputs[0]
@@ -62,8 +68,9 @@ class NpyShards:
         f"{self._folder}: inputs must be {', '.join(INPUT_DTYPES)} of shape [n, features] or"
         f" [n, H, W, C], not {dtype} {first.shape}"
       )
-    if any(array.dtype.kind not in "ui" for array in self._labels):
-      raise ValueError(f"{self._folder}: labels must be integers, not {self._labels[0].dtype}")
+    if declared not in (None, dtype):
+      raise ValueError(f"{self._folder}: inputs are {dtype}, but {MANIFEST} says {declared}")
+    num_classes = self._num_classes(manifest.get("num_classes"))
     self._starts = np.cumsum([0, *map(len, self._inputs)])
     origin = manifest.get("origin")
     origin = origin if isinstance(origin, dict) else {}
@@ -72,11 +79,12 @@ class NpyShards:
       name=f"{self._folder.name}/{split}",
       num_records=int(self._starts[-1]),
       input_shape=first.shape[1:],
-      num_classes=manifest.get("num_classes"),
+      num_classes=num_classes,
       value_range=(float(low_high[0]), float(low_high[1])),
       class_names=tuple(manifest.get("class_names") or ()),
       input_dtype=dtype,
       read_on_demand=True,
+      multilabel=self._labels[0].ndim == 2,
       private=origin.get("declared") == "private",
       origin=origin,
     )
@@ -97,7 +105,10 @@ class NpyShards:
 
   def gather(self, indices: np.ndarray) -> dict[str, np.ndarray]:
     """The records at `indices` (int64[n]), stacked."""
-    return {"inputs": self._take(self._inputs, indices), "label": self._take(self._labels, indices)}
+    labels = self._take(self._labels, indices)
+    if self._info.multilabel:
+      labels = labels.astype(np.float32)
+    return {"inputs": self._take(self._inputs, indices), "label": labels}
 
   def column(self, name: str) -> np.ndarray:
     """A further column, [num_records].
@@ -132,6 +143,22 @@ class NpyShards:
       result[wanted] = shards[shard][indices[wanted] - self._starts[shard]]
     return result
 
+  def _num_classes(self, declared: int | None) -> int | None:
+    """How many labels there are, if the files say; checks their shapes."""
+    first = self._labels[0]
+    for array in self._labels:
+      kinds = "ui" if array.ndim == 1 else "uif"
+      if array.ndim > 2 or array.shape[1:] != first.shape[1:] or array.dtype.kind not in kinds:
+        raise ValueError(
+          f"{self._folder}: labels must be integers [n], or numbers [n, num_classes], not"
+          f" {array.dtype} {array.shape}"
+        )
+    if first.ndim == 1:
+      return declared
+    if declared not in (None, first.shape[1]):
+      raise ValueError(f"{self._folder}: {first.shape[1]} labels a record, not {declared}")
+    return int(first.shape[1])
+
   def _open(self, name: str, manifest: Mapping[str, Any]) -> list[np.ndarray]:
     """The shards of one column, mapped; checks that they hold the records of the manifest."""
     arrays = []
@@ -146,6 +173,16 @@ class NpyShards:
         raise ValueError(f"{file} has shape {array.shape}, but {count} records are expected")
       arrays.append(array)
     return arrays
+
+
+def as_stored(array: np.ndarray) -> np.ndarray:
+  """An array as its file holds it."""
+  return array.view(np.uint16) if array.dtype.name == _BFLOAT16 else array
+
+
+def _from_stored(array: np.ndarray) -> np.ndarray:
+  """The bfloat16 numbers of a file; a file of anything else is left as it is."""
+  return array.view(ml_dtypes.bfloat16) if array.dtype == np.uint16 else array
 
 
 def file_name(split: str, name: str, shard: int) -> str:

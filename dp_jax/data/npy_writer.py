@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dp_jax.data.npy_shards import INPUT_DTYPES, MANIFEST, file_name
+from dp_jax.data.npy_shards import INPUT_DTYPES, MANIFEST, as_stored, file_name
 
 _RESERVED = ("inputs", "labels")
 
@@ -74,8 +74,9 @@ class ShardWriter:
 
     Args:
       split: its name; one that is left cannot be gone on with.
-      inputs: [n, *input_shape], uint8, float16 or float32.
-      labels: int[n], or int[n, num_labels].
+      inputs: [n, *input_shape], uint8, float16, bfloat16 or float32.
+      labels: int[n], or numbers [n, num_classes], of each label 1 for yes, 0 for no, -1 for not
+        known.
       columns: further arrays [n] of numbers or strings, the same ones in every call.
 
     Raises:
@@ -120,8 +121,11 @@ class ShardWriter:
       raise ValueError(f"inputs, labels and columns have different lengths: {sorted(sizes)}")
     if kinds["inputs"][1].name not in INPUT_DTYPES:
       raise ValueError(f"inputs must be {', '.join(INPUT_DTYPES)}, not {kinds['inputs'][1]}")
-    if kinds["labels"][1].kind not in "ui":
-      raise ValueError(f"labels must be integers, not {kinds['labels'][1]}")
+    shape, dtype = kinds["labels"]
+    if len(shape) > 1 or dtype.kind not in ("uif" if shape else "ui"):
+      raise ValueError(
+        f"labels must be integers [n], or numbers [n, num_classes], not {dtype} [n, {shape}]"
+      )
     for name in {*kinds} - {*_RESERVED}:
       if kinds[name][0] != () or kinds[name][1].kind not in "biufU":
         raise ValueError(f"column {name!r} must be numbers or strings of shape [n]")
@@ -145,6 +149,7 @@ class ShardWriter:
     shards = self._manifest["splits"][self._split]
     for name, parts in self._waiting.items():
       whole = np.concatenate(parts)
-      np.save(self._folder / file_name(str(self._split), name, len(shards)), whole[:count])
+      file = self._folder / file_name(str(self._split), name, len(shards))
+      np.save(file, as_stored(whole[:count]))
       self._waiting[name] = [whole[count:]]
     shards.append(count)

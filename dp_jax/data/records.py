@@ -102,7 +102,7 @@ def read_records(
   A record that cannot be used is False in the third, and all zeros in the others.
   """
   gathered = source.gather(indices)
-  dtype = np.dtype(source.info.input_dtype)
+  dtype = source.info.dtype
   images = aligned_empty((len(indices), *spec.input_shape), dtype)
   labels, usable = spec.no_labels(len(indices)), np.ones(len(indices), bool)
   problems: dict[int, str] = {}
@@ -139,7 +139,8 @@ def _problem(record: Record | RecordError, spec: RecordSpec, dtype: np.dtype) ->
     return problem
   if image.shape != tuple(spec.input_shape):
     return f"the image has shape {image.shape}, not {tuple(spec.input_shape)}"
-  if image.dtype.kind not in "uif" or not np.can_cast(image.dtype, dtype, "same_kind"):
+  numeric = image.dtype.kind in "uif" and np.can_cast(image.dtype, dtype, "same_kind")
+  if not numeric and image.dtype != dtype:
     return f"the image has dtype {image.dtype}, not {dtype}"
   return None
 

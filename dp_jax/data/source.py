@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
+import ml_dtypes
 import numpy as np
 
 from dp_jax.data.table_spec import TableSpec
@@ -42,7 +43,7 @@ class SourceInfo:
     num_classes: how many labels the format declares, or None if it declares none.
     value_range: the smallest and largest pixel value that the format allows.
     class_names: one name per label, or empty.
-    input_dtype: "uint8", "float16" or "float32", the dtype in which batches are assembled.
+    input_dtype: "uint8", "float16", "bfloat16" or "float32", in which batches are assembled.
     read_on_demand: records lie in files, and checking all of them before a run takes long.
     multilabel: a label is float32[num_classes]: 1 for yes, 0 for no, -1 for not known.
     private: the files say that the records were made from private ones.
@@ -60,6 +61,12 @@ class SourceInfo:
   multilabel: bool = False
   private: bool = False
   origin: Mapping[str, Any] = field(default_factory=dict)
+
+  @property
+  def dtype(self) -> np.dtype:
+    """`input_dtype` as arrays have it; NumPy knows bfloat16 by another package."""
+    is_bfloat16 = self.input_dtype == "bfloat16"
+    return np.dtype(ml_dtypes.bfloat16 if is_bfloat16 else self.input_dtype)
 
 
 class Source(Protocol):

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from dp_jax.data.npy_resume import ResumableShards
-from dp_jax.data.records import RecordSpec
+from dp_jax.data.records import RecordSpec, complaint
 from dp_jax.data.source import Source
 from dp_jax.data.units import UnitLoader
 from dp_jax.models.backbones import Backbone, load_backbone
@@ -27,13 +27,14 @@ from dp_jax.training.features_config import FeaturesConfig
 from dp_jax.training.prepare import record_spec
 from dp_jax.training.progress import Progress
 
-# The label of a record that could not be read: whoever trains on it gives it no weight.
+# The label, or all labels, of a record that could not be read: it has no weight in training.
 BAD_LABEL = -1
 # Microbatches that are decoded ahead of the device.
 _AHEAD = 2
 
 _log = logging.getLogger(__name__)
 _Batch = tuple[dict[str, np.ndarray], np.ndarray]
+_Forward = Callable[[np.ndarray], tuple[jax.Array, jax.Array]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +76,6 @@ def prepare_features(config: FeaturesConfig) -> Extraction:
     data.eval_split: open_split(run, data.eval_split, class_names=names),
   }
   spec, _ = record_spec(data, source)
-  if spec.multilabel:
-    raise ValueError("features are kept with one label a record: give one of data.label_columns.")
   loaded = load_backbone(
     backbone.name, backbone.size, backbone.weights, layers=backbone.layers,
     input_shape=spec.input_shape, value_range=spec.value_range,
@@ -91,8 +90,9 @@ def prepare_features(config: FeaturesConfig) -> Extraction:
 def extract_features(config: FeaturesConfig, out: Path, *, progress: bool = True) -> dict[str, Any]:
   """Writes features of both splits, or goes on where an earlier process was stopped.
 
-  A record that cannot be read has label -1 and features of zero: a unit that loses it loses nothing
-  else. What was wrong is noted beside the shards, which are private too.
+  A record that cannot be read has label -1 (of several labels, each) and features of zero: a unit
+  that loses it loses nothing else. Of a feature beyond backbone.dtype the largest number that it
+  holds is kept. What was wrong is noted beside the shards, which are private too.
 
   Args:
     config: what to extract.
@@ -104,7 +104,8 @@ def extract_features(config: FeaturesConfig, out: Path, *, progress: bool = True
 
   Raises:
     ValueError: for anything that does not fit, before anything is written; on public data, or where
-      the configuration says strict, also for a malformed record.
+      the configuration says strict, also for a malformed record, or a feature beyond
+      backbone.dtype.
   """
   extraction = prepare_features(config)
   for warning in extraction.backbone.warnings:
@@ -142,29 +143,36 @@ def _shard(
   extraction: Extraction,
   split: str,
   records: np.ndarray,
-  forward: Callable[[np.ndarray], jax.Array],
+  forward: _Forward,
   bar: Progress,
 ) -> tuple[dict[str, np.ndarray], dict[str, str]]:
   """The arrays of a shard, and what is wrong with which record."""
   data, source = extraction.config.data, extraction.sources[split]
   loader = UnitLoader(source, extraction.spec, strict=is_strict(data))
-  features, labels = [], []
-  for batch in _batches(loader, records, _microbatch_size(extraction.config)):
-    units, mask = batch
+  size = _microbatch_size(extraction.config)
+  features, labels, problems = [], [], {}
+  batches = _batches(loader, records, size)
+  for start, (units, mask) in zip(range(0, len(records), size), batches, strict=True):
     real = units["record_mask"][mask, 0]
-    out = np.asarray(forward(units["inputs"][:, 0]))[mask]
+    out, beyond = (np.asarray(array)[mask] for array in forward(units["inputs"][:, 0]))
+    for row in np.flatnonzero(beyond & real):
+      index = int(records[start + row])
+      problems[index] = f"a feature is not within what {out.dtype} holds: set backbone.dtype"
+      if is_strict(data):
+        raise ValueError(complaint(source, index, problems[index]))
     features.append(np.where(real[:, None], out, np.zeros((), out.dtype)))
-    label = units["label"][mask, 0].astype(np.int32)
+    label = units["label"][mask, 0].astype(np.int8 if extraction.spec.multilabel else np.int32)
     label[~real] = BAD_LABEL
     labels.append(label)
     bar.update(None)
+  problems |= loader.bad_records
   columns = _columns(source, extraction.config.backbone.columns)
   arrays = {
     "inputs": np.concatenate(features),
     "labels": np.concatenate(labels),
     **{name: column[records] for name, column in columns.items()},
   }
-  return arrays, {str(index): problem for index, problem in sorted(loader.bad_records.items())}
+  return arrays, {str(index): problem for index, problem in sorted(problems.items())}
 
 
 def _batches(loader: UnitLoader, records: np.ndarray, size: int) -> Iterator[_Batch]:
@@ -179,18 +187,22 @@ def _batches(loader: UnitLoader, records: np.ndarray, size: int) -> Iterator[_Ba
       yield waiting.popleft().result()
 
 
-def _forward(extraction: Extraction) -> Callable[[np.ndarray], jax.Array]:
-  """The frozen model over all devices, each with its part of the records."""
+def _forward(extraction: Extraction) -> _Forward:
+  """The frozen model over all devices, each with its part of the records.
+
+  It gives features in the dtype that is kept, and bool[N]: which rows it does not hold.
+  """
   dtype = jnp.dtype(extraction.config.backbone.dtype)
   mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
   split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
   arrays = jax.device_put(extraction.backbone.arrays, whole)
 
   @jax.jit
-  def compiled(arrays: Any, inputs: jax.Array) -> jax.Array:
+  def compiled(arrays: Any, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
     features = extraction.backbone.forward(arrays, inputs)
     largest = jnp.asarray(jnp.finfo(dtype).max, features.dtype)
-    return jnp.clip(features, -largest, largest).astype(dtype)
+    beyond = ~jnp.all(jnp.abs(features) <= largest, axis=1)
+    return jnp.clip(features, -largest, largest).astype(dtype), beyond
 
   return lambda inputs: compiled(arrays, jax.device_put(inputs, split))
 

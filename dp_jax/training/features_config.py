@@ -19,7 +19,8 @@ class BackboneConfig:
     layers: what is averaged over positions and put side by side: pooled (what the head reads), or
       block0, block1, ...
     columns: columns of the source to keep beside the features: ids of people, groups.
-    dtype: of the features on disk; what float16 does not hold becomes its largest number.
+    dtype: of the features on disk. What it does not hold (float16: above 65504) is an error on
+      public data, or where data.strict is set; else it becomes the largest number that it holds.
     compute_dtype: of the model's activations.
     microbatch_size: records per device call, over all devices.
     records_per_shard: a shard is what is kept when the command is stopped.
@@ -30,7 +31,7 @@ class BackboneConfig:
   weights: str = "imagenet"
   layers: tuple[str, ...] = ("pooled",)
   columns: tuple[str, ...] = ()
-  dtype: Literal["float16", "float32"] = "float16"
+  dtype: Literal["float16", "bfloat16", "float32"] = "float16"
   compute_dtype: Literal["float32", "bfloat16"] = "float32"
   microbatch_size: int = 64
   records_per_shard: int = 8192

@@ -2,6 +2,7 @@
 
 import json
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -49,6 +50,84 @@ def test_units_keep_float16(tmp_path):
   source = open_source("npy", "train", path=_write(tmp_path / "a"))
   units, _ = UnitLoader(source, RecordSpec((5,), 3, (-1.0, 1.0))).load(np.arange(3), 4)
   assert units["inputs"].dtype == np.float16 and units["inputs"].shape == (4, 1, 5)
+
+
+BFLOAT16 = RNG.standard_normal((23, 5), np.float32).astype(ml_dtypes.bfloat16)
+
+
+def _write_bfloat16(folder, **options):
+  writer = ShardWriter(folder, num_classes=3, records_per_shard=10, **options)
+  writer.append("train", BFLOAT16, LABELS)
+  writer.close()
+  return str(folder)
+
+
+def test_bfloat16_comes_back_and_its_files_need_numpy_alone(tmp_path):
+  path = _write_bfloat16(tmp_path / "a")
+  stored = np.load(tmp_path / "a" / "train_inputs_00001.npy", mmap_mode="r")
+  assert stored.dtype == np.uint16 and (stored == BFLOAT16[10:20].view(np.uint16)).all()
+  source = open_source("npy", "train", path=path)
+  assert source.info.input_dtype == "bfloat16" and source.info.dtype == ml_dtypes.bfloat16
+  assert isinstance(source._inputs[0], np.memmap)
+  indices = RNG.permutation(23)
+  rows = source.gather(indices)["inputs"]
+  assert rows.dtype == ml_dtypes.bfloat16
+  np.testing.assert_array_equal(rows.view(np.uint16), BFLOAT16[indices].view(np.uint16))
+  units, _ = UnitLoader(source, RecordSpec((5,), 3, (-1.0, 1.0))).load(indices, 23)
+  assert units["inputs"].dtype == ml_dtypes.bfloat16
+  # With a label that is no class, records are taken one by one.
+  labels = tmp_path / "a" / "train_labels_00000.npy"
+  np.save(labels, np.where(np.arange(10) == 4, -1, np.load(labels)))
+  source = open_source("npy", "train", path=path)
+  units, _ = UnitLoader(source, RecordSpec((5,), 3, (-1.0, 1.0))).load(np.arange(23), 23)
+  expected = np.where(np.arange(23)[:, None] == 4, 0, BFLOAT16.astype(np.float32))
+  np.testing.assert_array_equal(units["inputs"][:, 0].astype(np.float32), expected)
+  assert list(np.flatnonzero(~units["record_mask"])) == [4]
+
+
+def test_bits_of_bfloat16_are_not_taken_for_numbers(tmp_path):
+  """They are what the manifest says, and nothing without one."""
+  path = _write_bfloat16(tmp_path / "a")
+  manifest = tmp_path / "a" / "manifest.json"
+  content = json.loads(manifest.read_text())
+  manifest.write_text(json.dumps({**content, "input_dtype": "float16"}))
+  with pytest.raises(ValueError, match=r"inputs must be .* not uint16"):
+    open_source("npy", "train", path=path)
+  manifest.unlink()
+  with pytest.raises(ValueError, match=r"inputs must be .* not uint16"):
+    open_source("npy", "train", path=path)
+  other = _write(tmp_path / "b")
+  manifest = tmp_path / "b" / "manifest.json"
+  content = json.loads(manifest.read_text())
+  manifest.write_text(json.dumps({**content, "input_dtype": "bfloat16"}))
+  with pytest.raises(ValueError, match=r"inputs are float16, but manifest\.json says bfloat16"):
+    open_source("npy", "train", path=other)
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.float32, ml_dtypes.bfloat16])
+def test_several_labels_a_record(tmp_path, dtype):
+  labels = RNG.integers(-1, 2, (23, 4)).astype(dtype)
+  writer = ShardWriter(tmp_path / "a", records_per_shard=10)
+  if dtype == ml_dtypes.bfloat16:
+    with pytest.raises(ValueError, match=r"numbers \[n, num_classes\], not bfloat16"):
+      writer.append("train", FEATURES, labels)
+    return
+  writer.append("train", FEATURES, labels)
+  writer.close()
+  source = open_source("npy", "train", path=str(tmp_path / "a"))
+  assert source.info.multilabel and source.info.num_classes == 4
+  rows = source.gather(np.arange(23))
+  assert rows["label"].dtype == np.float32
+  np.testing.assert_array_equal(rows["label"], labels)
+  units, _ = UnitLoader(source, RecordSpec((5,), 4, (-1.0, 1.0), True)).load(np.arange(3), 4)
+  np.testing.assert_array_equal(units["label"][:3, 0], labels[:3])
+  manifest = tmp_path / "a" / "manifest.json"
+  manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "num_classes": 3}))
+  with pytest.raises(ValueError, match="4 labels a record, not 3"):
+    open_source("npy", "train", path=str(tmp_path / "a"))
+  np.save(tmp_path / "a" / "train_labels_00002.npy", labels[20:, :2])
+  with pytest.raises(ValueError, match=r"labels must be integers \[n\], or numbers"):
+    open_source("npy", "train", path=str(tmp_path / "a"))
 
 
 def test_without_a_manifest(tmp_path):
@@ -103,7 +182,7 @@ def test_the_writer_refuses_what_does_not_fit(tmp_path):
     writer.close()
   cases = [
     ((FEATURES, LABELS[:4]), "different lengths"),
-    ((FEATURES.astype(np.float64), LABELS), "inputs must be uint8, float16, float32, not float64"),
+    ((FEATURES.astype(np.float64), LABELS), "float16, bfloat16, float32, not float64"),
     ((FEATURES, LABELS.astype(float)), "labels must be integers"),
     ((FEATURES, LABELS, {"x": FEATURES}), "column 'x' must be numbers or strings"),
   ]

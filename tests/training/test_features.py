@@ -180,7 +180,7 @@ def test_columns_stay_beside_the_features(folder, tmp_path, monkeypatch):
   ("backbone__microbatch_size", 0, "backbone.microbatch_size=0"),
   ("backbone__sizes", 0, "unknown key config.backbone.sizes; did you mean 'size'"),
   ("data__source", "", "data.source"),
-  ("backbone__dtype", "bfloat16", "'float16', 'float32'"),
+  ("backbone__dtype", "float64", "'float16', 'bfloat16', 'float32'"),
 ])  # fmt: skip
 def test_a_wrong_configuration_is_refused(folder, change, value, named):
   with pytest.raises(ValueError, match=named):

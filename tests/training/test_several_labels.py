@@ -11,8 +11,6 @@ from support import small_config
 
 from dp_jax.gradients.clipping import clipped_grad
 from dp_jax.report.verify import verify_release
-from dp_jax.training.features import prepare_features
-from dp_jax.training.features_config import FeaturesConfig
 from dp_jax.training.prepare import prepare
 from dp_jax.training.release import evaluate_release, load_release, predict_release
 from dp_jax.training.run import train
@@ -135,8 +133,3 @@ def test_one_label_is_not_several(table, tmp_path):
   )
   with pytest.raises(ValueError, match="has one label a record, but several labels a record are"):
     evaluate_release(tmp_path / "run", dataclasses.replace(config, data=data))
-
-
-def test_features_are_not_kept_with_several_labels(table):
-  with pytest.raises(ValueError, match=r"give one of data\.label_columns"):
-    prepare_features(FeaturesConfig(data=config_of(table).data))
