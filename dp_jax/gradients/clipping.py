@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -27,10 +26,6 @@ MEMORY_BUDGET = 2**30
 # Units whose gradients one product may add, in plain float32, before a sum is a pair. The rounding
 # of the result alone, 2^-23 n C between neighbours, is then half of the margin of clipping.
 PLAIN_UNITS = 4096
-# Where neighbours lack a unit, later units move to other products, and each is rounded anew: over a
-# step of S units that adds up to about 2^-25 sqrt(S n) C / 3 (one standard deviation, measured).
-# This S n keeps six of them inside the margin.
-_PLAIN_PRODUCT, _FEWEST_PLAIN = 1.25e8, 32
 
 # Far below, squares of what is clipped leave the range of float32, and far above, its ratios.
 _SMALLEST_CLIP, _LARGEST_CLIP = 1e-12, 1e12
@@ -43,13 +38,11 @@ class ClippedGrad:
   Formal guarantee: let S be the value of the total. For any units whatever, and any position,
   setting the mask of one unit to False, or replacing the unit by one that is all padding, moves S
   by at most `clip_norm` in L2; exchanging a unit for another moves it by at most twice that. So
-  does taking a unit out, which moves later ones to other places: under `vmap`, and under `loop` if
-  a `microbatch_size` is given, in any order of units; under `ghost` with one of at most
-  `plain_units_under_removal` of the whole step, by measurement (how products round in the worst
-  order of units is not bounded). With
-  `compensated=True` this holds for the pair that is returned, the rounding included. A total that
-  is collapsed to float32 (the default) adds the rounding of the collapse, at most 2^-23 * B *
-  clip_norm between neighbours; above about 10,000 units a step use the pair.
+  does taking a unit out, which moves later ones to other places, in any order of units: with
+  `exact=True`, and under `vmap`. With `compensated=True` this holds for the pair that is returned,
+  the rounding included. A total that is collapsed to float32 (the default) adds the rounding of the
+  collapse, at most 2^-23 * B * clip_norm between neighbours; above about 10,000 units a step use
+  the pair.
   """
 
   loss_fn: LossFn
@@ -59,6 +52,7 @@ class ClippedGrad:
   microbatch_size: MicrobatchSize = None
   compensated: bool = False
   memory_budget: int = MEMORY_BUDGET
+  exact: bool = False
 
   def sensitivity(self, adjacency: str) -> float:
     """L2 sensitivity of the total, in units of the gradient, under an adjacency.
@@ -132,9 +126,8 @@ class ClippedGrad:
   ) -> tuple[Compensated, ClipAux]:
     rule = make_rule(self.clipping, self.clip_norm, params)
     return clipped_sum(
-      self.engine, self.loss_fn, params, units, mask, keys, rule, self.memory_budget,
-      None if self.microbatch_size == "auto" else self.microbatch_size,
-    )  # fmt: skip
+      self.engine, self.loss_fn, params, units, mask, keys, rule, self.memory_budget, self.exact
+    )
 
 
 def clipped_grad(
@@ -146,6 +139,7 @@ def clipped_grad(
   microbatch_size: MicrobatchSize = None,
   compensated: bool = False,
   memory_budget: int = MEMORY_BUDGET,
+  exact: bool = False,
 ) -> ClippedGrad:
   """Replaces `jax.grad`: the sum over units of their gradients, each clipped to `clip_norm`.
 
@@ -173,6 +167,9 @@ def clipped_grad(
     compensated: return the total as a `Compensated` (sum, error) pair.
     memory_budget: bytes of instantiated gradients that the ghost engine may keep at a time, and
       of all temporary memory of a call under microbatch_size "auto".
+    exact: add units in float64, or as pairs from the first addition, where neighbours may lack a
+      unit (add_or_remove_one); implies `compensated`, since collapsing to float32 would undo it.
+      Slower: a product over units takes several times as long.
 
   Returns:
     A `ClippedGrad`, to be called with `(params, units, mask, key)`.
@@ -190,8 +187,8 @@ def clipped_grad(
     raise ValueError(f"engine {engine!r} is not one of {', '.join(ENGINES)}.")
   _check_microbatch_size(microbatch_size)
   return ClippedGrad(
-    loss_fn, float(clip_norm), engine, check_style(clipping), microbatch_size, compensated,
-    memory_budget,
+    loss_fn, float(clip_norm), engine, check_style(clipping), microbatch_size,
+    compensated or exact, memory_budget, exact,
   )  # fmt: skip
 
 
@@ -211,20 +208,6 @@ def _check_microbatch_size(size: Any) -> None:
   if size is None or size == "auto" or (isinstance(size, int) and size >= 1):
     return
   raise ValueError(f"microbatch_size must be at least 1, None or 'auto', got {size!r}.")
-
-
-def plain_units_under_removal(expected_batch_size: float) -> int:
-  """The microbatch size under which the removal of a unit moves a step's sum by at most C.
-
-  Under add_or_remove_one a unit that is removed shifts all later ones, which the ghost engine's
-  plain products then round differently; under zero_out and replace_one every unit stays where it
-  is, and PLAIN_UNITS serves.
-
-  Args:
-    expected_batch_size: of a step, in units.
-  """
-  most = _PLAIN_PRODUCT / max(1.0, expected_batch_size)
-  return int(min(PLAIN_UNITS, max(_FEWEST_PLAIN, 2 ** int(math.log2(max(1.0, most))))))
 
 
 def sensitivity(clip_norm: float, adjacency: str) -> float:

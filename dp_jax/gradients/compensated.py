@@ -6,8 +6,13 @@ drops, so that removing a unit moves the pair by that unit and a rounding of sec
 
 Error-free transformations: Knuth, TAOCP vol. 2, section 4.2.2; Dekker 1971; Ogita, Rump and Oishi
 2005, "Accurate sum and dot product".
+
+Products that add up units, as matrix products do, round in an order that the hardware chooses. A
+unit that is taken out moves all later ones to other places in them, and there are orders of units
+in which all products then round alike; such sums are float64, whose rounding never adds up to much.
 """
 
+import contextlib
 from typing import Any, NamedTuple
 
 import jax
@@ -53,6 +58,24 @@ def sum_units(tree: PyTree) -> Compensated:
 def collapse(pair: Compensated) -> PyTree:
   """Rounds a pair to one float32 tree: at most half an ulp of the value is lost."""
   return jax.tree.map(jnp.add, pair.sum, pair.error)
+
+
+def double_precision() -> contextlib.AbstractContextManager[Any]:
+  """Within it, float64 is what it says, whatever jax is set to; also while a function is traced."""
+  return jax.enable_x64(True)
+
+
+def from_float64(x: jax.Array) -> Compensated:
+  """float64[...] as a pair, to 2^-48 of it."""
+  with double_precision():
+    high = x.astype(jnp.float32)
+    return Compensated(high, (x - high.astype(jnp.float64)).astype(jnp.float32))
+
+
+def to_float64(pair: Compensated) -> jax.Array:
+  """A pair of one leaf as float64[...]."""
+  with double_precision():
+    return pair.sum.astype(jnp.float64) + pair.error.astype(jnp.float64)
 
 
 def _add_leaves(a_sum, a_error, b_sum, b_error):  # type: ignore[no-untyped-def]

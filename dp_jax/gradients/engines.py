@@ -49,7 +49,7 @@ def clipped_sum(
   keys: Any,
   rule: ClipRule,
   memory_budget: int,
-  microbatch_size: int | None,
+  exact: bool,
 ) -> tuple[Compensated, ClipAux]:
   """Sums the scaled gradients of a batch of units.
 
@@ -64,7 +64,7 @@ def clipped_sum(
     keys: a key a unit, or None.
     rule: what each gradient is multiplied with, from its norm.
     memory_budget: bytes of instantiated gradients that may be kept.
-    microbatch_size: of `clipped_grad`, for the sums of a loop; None where every unit has its place.
+    exact: of `clipped_grad`. The sums of vmap are so anyway.
 
   Raises:
     ValueError: under "ghost", naming the primitive and the parameter that has no rule.
@@ -72,7 +72,6 @@ def clipped_sum(
   if engine == "vmap":
     return _by_vmap(loss_fn, params, units, mask, keys, rule)
   one, one_key = jax.tree.map(lambda x: x[0], (units, keys))
-  exact = microbatch_size is not None
   if engine == "loop":
     _check_no_references(loss_fn, params, one, one_key)
     return _by_loop(loss_fn, params, units, mask, keys, rule, exact)
@@ -87,7 +86,9 @@ def clipped_sum(
     return _by_vmap(loss_fn, params, units, mask, keys, rule)
   if engine == "auto" and loop_is_cheaper(traced, params, memory_budget):
     return _by_loop(loss_fn, params, units, mask, keys, rule, exact)
-  total, norms, losses = ghost.clipped_sum(traced, params, units, mask, keys, rule, memory_budget)
+  total, norms, losses = ghost.clipped_sum(
+    traced, params, units, mask, keys, rule, memory_budget, exact
+  )
   return total, _aux(norms, losses, mask)
 
 

@@ -28,12 +28,14 @@ class FeatureData:
     num_classes: C; a record with a label outside 0..C-1 counts as zero.
     num_units: the public number that sums are divided by: N, or what is declared for it where N is
       not public.
+    declared: whether it was declared, and not counted.
   """
 
   shards: Callable[[], Iterable[Shard]]
   num_features: int
   num_classes: int
   num_units: float
+  declared: bool = False
 
 
 def array_data(
@@ -56,7 +58,7 @@ def array_data(
     num_units: the public divisor; None takes N, which is then public.
 
   Raises:
-    ValueError: if the shapes do not fit together.
+    ValueError: if the shapes do not fit together, or num_units is not positive.
   """
   if features.ndim == 2:
     features, labels = features[:, None], np.asarray(labels)[:, None]
@@ -69,6 +71,8 @@ def array_data(
     )
   if shard_size < 1 or not len(features):
     raise ValueError(f"shard_size={shard_size} of {len(features)} units; both must be at least 1.")
+  if num_units is not None and not num_units > 0:
+    raise ValueError(f"num_units={num_units} must be positive: sums are divided by it.")
   size = min(shard_size, len(features))
 
   def shards() -> Iterator[Shard]:
@@ -81,7 +85,9 @@ def array_data(
       }
       yield units, np.arange(size) < len(features) - start
 
-  return FeatureData(shards, features.shape[2], num_classes, num_units or len(features))
+  declared = num_units is not None
+  divisor = num_units if num_units is not None else len(features)
+  return FeatureData(shards, features.shape[2], num_classes, divisor, declared)
 
 
 class Rows:

@@ -1,6 +1,7 @@
 """Full-batch gradient descent on a linear head, with a preconditioner for the noised gradient."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -10,10 +11,8 @@ import numpy as np
 import optax
 
 from dp_jax.gradients import compensated as pairs
-from dp_jax.gradients.clipping import clipped_grad, plain_units_under_removal
+from dp_jax.gradients.clipping import clipped_grad
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.keys import step_key
-from dp_jax.gradients.noise import add_noise
 from dp_jax.gradients.optimizers import make_optimizer, make_schedule
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.solvers.data import Rows, Units
@@ -81,7 +80,7 @@ def descend(
   if settings.bias:
     params["bias"] = jnp.zeros(data.num_classes)
   opt_state = settings.transform().init(params)
-  accumulate, finish = _compiled(settings, releases, data.num_units)
+  accumulate = gradient_sum(releases.mechanisms[GRADIENT])
   matrix = None if preconditioner is None else jnp.asarray(preconditioner, jnp.float32)
   averaged = max(1, round(settings.average * settings.steps))
   mean = jax.tree.map(jnp.zeros_like, params)
@@ -89,9 +88,8 @@ def descend(
     total = pairs.zeros_like(params)
     for units, mask in rows:
       total = accumulate(params, total, units, mask)
-    releases.check_step(GRADIENT, step)
-    key = step_key(releases.key, GRADIENT, step)
-    params, opt_state = finish(params, opt_state, total, matrix, key)
+    noised = releases.vector(GRADIENT, total, step)
+    params, opt_state = _update(params, opt_state, noised, matrix, settings, data.num_units)
     if step >= settings.steps - averaged:
       mean = jax.tree.map(lambda x, y: x + y / averaged, mean, params)
   return {"bias": jnp.zeros(data.num_classes), **mean}
@@ -109,18 +107,14 @@ def head_loss(params: Params, unit: Units, key: Any = None) -> jax.Array:
   return jnp.sum(jnp.where(unit["record_mask"], losses, 0.0)) / count
 
 
-def gradient_sum(mechanism: Mechanism, num_units: float) -> Callable[..., Compensated]:
-  """(params, total, units, mask) -> total with the clipped gradients of a shard added.
+def gradient_sum(mechanism: Mechanism) -> Callable[..., Compensated]:
+  """(params, total, units, mask) -> total with the clipped gradients of a shard added."""
+  return _gradient_sum(mechanism.clip_norm, mechanism.adjacency == "add_or_remove_one")
 
-  Args:
-    mechanism: of the gradients.
-    num_units: about how many are summed: the public divisor.
-  """
-  removed = mechanism.adjacency == "add_or_remove_one"  # then later units move to other places
-  grad_fn = clipped_grad(
-    head_loss, mechanism.clip_norm, compensated=True,
-    microbatch_size=plain_units_under_removal(num_units) if removed else None,
-  )  # fmt: skip
+
+@functools.cache
+def _gradient_sum(clip_norm: float, exact: bool) -> Callable[..., Compensated]:
+  grad_fn = clipped_grad(head_loss, clip_norm, compensated=True, exact=exact)
 
   def accumulate(params: Params, total: Compensated, units: Units, mask: jax.Array) -> Compensated:
     part, _ = grad_fn(params, units, mask)
@@ -129,18 +123,13 @@ def gradient_sum(mechanism: Mechanism, num_units: float) -> Callable[..., Compen
   return jax.jit(accumulate, donate_argnums=1)
 
 
-def _compiled(settings: Descent, releases: Releases, num_units: float) -> tuple[Any, Any]:
-  mechanism = releases.mechanisms[GRADIENT]
-  stddev = mechanism.stddev
-  optimizer = settings.transform()
-
-  def finish(
-    params: Params, opt_state: Any, total: Compensated, matrix: Any, key: jax.Array
-  ) -> tuple[Params, Any]:
-    mean = jax.tree.map(lambda x: x / num_units, add_noise(total, stddev, key))
-    if matrix is not None:
-      mean = {**mean, "kernel": jnp.matmul(matrix, mean["kernel"], precision="highest")}
-    updates, opt_state = optimizer.update(mean, opt_state, params)
-    return optax.apply_updates(params, updates), opt_state
-
-  return gradient_sum(mechanism, num_units), jax.jit(finish, donate_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnames=("settings", "num_units"), donate_argnums=(0, 1))
+def _update(
+  params: Params, opt_state: Any, noised: Params, matrix: Any, settings: Descent, num_units: float
+) -> tuple[Params, Any]:
+  """One step of the optimizer on the noised sum of gradients."""
+  mean = jax.tree.map(lambda x: x / num_units, noised)
+  if matrix is not None:
+    mean = {**mean, "kernel": jnp.matmul(matrix, mean["kernel"], precision="highest")}
+  updates, opt_state = settings.transform().update(mean, opt_state, params)
+  return optax.apply_updates(params, updates), opt_state

@@ -79,7 +79,7 @@ class FeatureCovariance:
     if public is not None:
       moment, edge = public.moment, _PUBLIC_EDGE * np.trace(public.moment) / size
     elif self.moment_share > 0:
-      total = accumulate(rows, second_moment(ROW_NORM))
+      total = accumulate(rows, second_moment(ROW_NORM, exact=releases.exact))
       moment = releases.symmetric(MOMENT, total) / rows.data.num_units
       edge = noise_edge(releases.mechanisms[MOMENT], size) / rows.data.num_units
     else:

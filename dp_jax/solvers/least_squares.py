@@ -58,13 +58,13 @@ class LeastSquares:
     power = self.preprocessing.power
     centre = self.preprocessing.centre(data, releases)
     rows = Rows(data, power, centre)
-    moment = accumulate(rows, second_moment(ROW_NORM))
+    moment = accumulate(rows, second_moment(ROW_NORM, exact=releases.exact))
     upper = np.triu(np.asarray(moment.sum, np.float64) + np.asarray(moment.error, np.float64))
     exact = upper + np.triu(upper, 1).T
     # In float64, so that what the computation of an eigenvalue rounds is far below the noise.
     smallest = releases.scalar(EIGENVALUE, float(np.linalg.eigvalsh(exact)[0]))
     noised = releases.symmetric(MOMENT, moment)
-    cross = accumulate(rows, cross_moment(ROW_NORM, data.num_classes))
+    cross = accumulate(rows, cross_moment(ROW_NORM, data.num_classes, exact=releases.exact))
     cross_noised = np.asarray(releases.vector(CROSS, cross), np.float64)
     least = smallest - _LOWER * releases.mechanisms[EIGENVALUE].stddev
     edge = self.ridge * noise_edge(releases.mechanisms[MOMENT], data.num_features)

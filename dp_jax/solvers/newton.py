@@ -70,10 +70,11 @@ class Newton:
     centre = self.preprocessing.centre(data, releases)
     rows = Rows(data, power, centre)
     kernel = jnp.zeros((data.num_features, data.num_classes))
-    accumulate_gradient = gradient_sum(releases.mechanisms[GRADIENT], data.num_units)
+    accumulate_gradient = gradient_sum(releases.mechanisms[GRADIENT])
     edge = noise_edge(releases.mechanisms[HESSIAN], data.num_features)
+    hessian = weighted_moments(ROW_NORM, _curvature, CURVATURE_BOUND, exact=releases.exact)
     for step in range(self.steps):
-      total = accumulate(rows, weighted_moments(ROW_NORM, _curvature, CURVATURE_BOUND), kernel)
+      total = accumulate(rows, hessian, kernel)
       blocks = releases.symmetric(HESSIAN, total, step)
       gradient = pairs.zeros_like({"kernel": kernel})
       for units, mask in rows:

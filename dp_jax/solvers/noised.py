@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,22 +24,32 @@ class Releases:
 
   Attributes:
     mechanisms: by purpose.
-    key: the master key. The key of a release is a hash of it, its purpose and its step.
+    key: the master key. The key of a release is a hash of it, its purpose and its step; it is given
+      out once, since the same noise on two sums would show their difference.
   """
 
   mechanisms: Mapping[str, Mechanism]
   key: MasterKey
+  _claimed: set[tuple[str, int]] = dataclasses.field(
+    default_factory=set, init=False, repr=False, compare=False
+  )
 
-  def vector(self, purpose: str, total: Compensated, step: int = 0) -> jax.Array:
+  @property
+  def exact(self) -> bool:
+    """Whether neighbours may lack a unit, so that sums have to be exact wherever a unit stands."""
+    return any(each.adjacency == "add_or_remove_one" for each in self.mechanisms.values())
+
+  def vector(self, purpose: str, total: Compensated, step: int = 0) -> Any:
     """A sum with independent noise of the mechanism's stddev in each coordinate.
 
     Args:
       purpose: of the mechanism.
-      total: what units add at most the mechanism's clip norm to, in L2.
+      total: an array or a tree of them, as a pair; a unit adds at most the mechanism's clip norm to
+        all of it together, in L2.
       step: which of the planned steps this is; each is released once.
     """
-    mechanism = self.check_step(purpose, step)
-    return _add_noise(total, mechanism.stddev, step_key(self.key, purpose, step))
+    mechanism, key = self._claim(purpose, step)
+    return _add_noise(total, mechanism.stddev, key)
 
   def symmetric(self, purpose: str, total: Compensated, step: int = 0) -> np.ndarray:
     """A symmetric matrix, or a stack of them, with symmetric noise.
@@ -56,8 +67,7 @@ class Releases:
     Returns:
       float64[..., d, d], exactly symmetric. It may have negative eigenvalues.
     """
-    mechanism = self.check_step(purpose, step)
-    key = step_key(self.key, purpose, step)
+    mechanism, key = self._claim(purpose, step)
     size = total.sum.shape[-1]
     rows, columns = np.triu_indices(size, 1)
     parts = (
@@ -80,11 +90,11 @@ class Releases:
     pair = Compensated(jnp.asarray(high), jnp.asarray(np.float32(value - float(high))))
     return float(self.vector(purpose, pair, step))
 
-  def check_step(self, purpose: str, step: int) -> Mechanism:
-    """The mechanism of a planned release.
+  def _claim(self, purpose: str, step: int) -> tuple[Mechanism, jax.Array]:
+    """The mechanism of a planned release, and the key of its noise, for the one time it is made.
 
     Raises:
-      ValueError: if the purpose or the step was not planned.
+      ValueError: if the purpose or the step was not planned, or was claimed before.
     """
     if purpose not in self.mechanisms:
       raise ValueError(
@@ -93,7 +103,10 @@ class Releases:
     mechanism = self.mechanisms[purpose]
     if not 0 <= step < mechanism.steps:
       raise ValueError(f"step {step} of {purpose!r}, of which {mechanism.steps} were planned.")
-    return mechanism
+    if (purpose, step) in self._claimed:
+      raise ValueError(f"step {step} of {purpose!r} was released before: plan another step.")
+    self._claimed.add((purpose, step))
+    return mechanism, step_key(self.key, purpose, step)
 
 
 def noise_edge(mechanism: Mechanism, size: int) -> float:

@@ -75,13 +75,24 @@ def solve(
     data: the features; under add_or_remove_one its num_units must be declared, not counted.
     method: LeastSquares, FeatureCovariance or Newton.
     spec: the target.
-    key: the secret master key; None draws one from the operating system.
+    key: a fixed key for tests, whose results are not private; None draws one from the operating
+      system. A key that served twice would put the same noise on two results.
     ledger: of these data; None keeps one in memory for this call.
 
   Raises:
-    ValueError: if the target cannot be met, or the ledger's budget does not allow it.
+    ValueError: if the target cannot be met, the ledger's budget does not allow it, the number of
+      units is secret but was counted, or the key is no test key.
   """
   secret = spec.adjacency == "add_or_remove_one"
+  if secret and not data.declared:
+    raise ValueError(
+      "add_or_remove_one keeps the number of units secret: declare the data's num_units, the number"
+      " to divide by, or use zero_out."
+    )
+  if key is not None and not key.is_test:
+    raise ValueError(
+      "give no key: one is drawn for each call. A fixed one, for tests, must say is_test=True."
+    )
   mechanisms = plan(method, spec, data.num_units if secret else None)
   ledger = Ledger() if ledger is None else ledger
   ledger.reserve_all(mechanisms)

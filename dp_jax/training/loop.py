@@ -8,7 +8,6 @@ import jax
 import numpy as np
 
 from dp_jax.data.pipeline import Microbatch, Pipeline, cut, default_workers, load_microbatch
-from dp_jax.gradients.clipping import plain_units_under_removal
 from dp_jax.gradients.engines import ClipAux
 from dp_jax.gradients.keys import step_key
 from dp_jax.privacy.keys import MasterKey
@@ -239,11 +238,7 @@ def _loop(run: Run, workdir: WorkDir, key: MasterKey, board: Board | None = None
     engine="auto" if only_zero else from_first(choose_engine(run)),
     clipping=run.config.privacy.clipping,
     memory_budget=run.config.train.memory_budget,
-    plain_units=(
-      plain_units_under_removal(run.expected_batch_size)
-      if run.mechanism.adjacency == "add_or_remove_one"
-      else None
-    ),
+    exact=run.mechanism.adjacency == "add_or_remove_one",
     mesh=run.mesh,
   )
   environments = "; ".join(sorted(set(gather(environment()))))

@@ -105,7 +105,7 @@ def solve_state(
       yield units, mask
 
   num_features = state.params["head.kernel"].shape[0]
-  data = FeatureData(shards, num_features, num_classes, num_units)
+  data = FeatureData(shards, num_features, num_classes, num_units, declared=True)
   head = solving.method.solve(data, Releases(solving.mechanisms, key))
   arrays = head.arrays()
   return TrainState(state.step + 1, arrays, state.opt_state, jax.tree.map(jnp.array, arrays))

@@ -84,7 +84,7 @@ def build_step(
   engine: Any = "auto",
   clipping: StyleName = "flat",
   memory_budget: int = MEMORY_BUDGET,
-  plain_units: int | None = None,
+  exact: bool = False,
   mesh: Mesh | None = None,
 ) -> StepFunctions:
   """Compiles the two halves of a step, and both in one.
@@ -100,8 +100,7 @@ def build_step(
     engine: of clipped_grad.
     clipping: of clipped_grad.
     memory_budget: of clipped_grad.
-    plain_units: the most units that one product may add; None where neighbours keep every unit in
-      its place, else `plain_units_under_removal`.
+    exact: of clipped_grad, where neighbours may lack a unit.
     mesh: the devices; None takes one. The number of units of a call must divide by its size.
 
   Raises:
@@ -111,7 +110,7 @@ def build_step(
     raise ValueError(f"clip_norm={clip_norm!r} and stddev={stddev!r}: set both, or neither.")
   step = _Step(
     loss, optimizer, clip_norm, stddev, expected_batch_size, ema, engine, clipping, memory_budget,
-    plain_units, one_device() if mesh is None else mesh,
+    exact, one_device() if mesh is None else mesh,
   )  # fmt: skip
   return StepFunctions(
     jax.jit(step.zeros),
@@ -134,7 +133,7 @@ class _Step:
   engine: Any
   clipping: StyleName
   memory_budget: int
-  plain_units: int | None
+  exact: bool
   mesh: Mesh
 
   def zeros(self, params: PyTree) -> Compensated:
@@ -173,7 +172,7 @@ class _Step:
       return _plain_sum(loss_fn, params, units, mask, keys)
     grad_fn = clipped_grad(
       loss_fn, self.clip_norm, engine=self.engine, clipping=self.clipping,
-      microbatch_size=self.plain_units, compensated=True, memory_budget=self.memory_budget,
+      compensated=True, memory_budget=self.memory_budget, exact=self.exact,
     )  # fmt: skip
     return grad_fn(params, units, mask, keys)
 

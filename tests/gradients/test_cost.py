@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients import cost
 from dp_jax.gradients.clipping import MEMORY_BUDGET, clipped_grad
 from dp_jax.gradients.ghost.engine import trace
@@ -116,13 +117,16 @@ def test_auto_loops_and_says_so():
 
 @pytest.mark.parametrize("size", [1, 2, 31, 70])
 @pytest.mark.parametrize("microbatch_size", [None, 7, 100])
-def test_every_unit_is_added_once(size, microbatch_size):
+@pytest.mark.parametrize("exact", [False, True])
+def test_every_unit_is_added_once(size, microbatch_size, exact):
   """In blocks of 32, and as pairs, whatever the number."""
   units = jnp.asarray(2.0 ** np.arange(-size, 0)[:, None], jnp.float32)
   grad_fn = clipped_grad(
-    lambda w, unit, key: jnp.sum(w * unit), 1.0, engine="loop", microbatch_size=microbatch_size
-  )
-  total, aux = grad_fn(jnp.zeros(1), units)
+    lambda w, unit, key: jnp.sum(w * unit), 1.0, engine="loop", microbatch_size=microbatch_size,
+    compensated=True, exact=exact,
+  )  # fmt: skip
+  pair, aux = grad_fn(jnp.zeros(1), units)
+  total = pairs.collapse(pair)
   np.testing.assert_allclose(total, np.asarray(units, np.float64).sum(), rtol=1e-6)
   np.testing.assert_allclose(aux.norms, units[:, 0], rtol=1e-6)
 

@@ -18,7 +18,10 @@ from dp_jax.solvers.noised import Releases, noise_edge
 KEY = MasterKey(bytes(range(32)))
 D = 128
 MECHANISM = Mechanism(FullBatch(), 3.0, 4, 0.5)
-RELEASES = Releases({"a": MECHANISM, "b": MECHANISM}, KEY)
+
+
+def _releases(key=KEY):
+  return Releases({"a": MECHANISM, "b": MECHANISM}, key)
 
 
 def _zero(*shape):
@@ -30,7 +33,7 @@ def _correlation(x, y):
 
 
 def test_symmetric_noise_has_the_accounted_size():
-  noise = RELEASES.symmetric("a", _zero(D, D))
+  noise = _releases().symmetric("a", _zero(D, D))
   assert (noise == noise.T).all()
   above = noise[np.triu_indices(D, 1)]
   stddev = MECHANISM.stddev
@@ -43,18 +46,19 @@ def test_symmetric_noise_has_the_accounted_size():
 
 
 def test_the_edge_is_that_of_the_noise():
-  largest = np.linalg.eigvalsh(RELEASES.symmetric("a", _zero(512, 512)))[-1]
+  largest = np.linalg.eigvalsh(_releases().symmetric("a", _zero(512, 512)))[-1]
   assert largest == pytest.approx(noise_edge(MECHANISM, 512), rel=0.05)
 
 
 def test_noise_differs_between_classes_matrices_and_steps():
-  classes = RELEASES.symmetric("a", _zero(3, D, D))
+  releases = _releases()
+  classes = releases.symmetric("a", _zero(3, D, D))
   draws = [
     *classes,
-    RELEASES.symmetric("b", _zero(3, D, D))[0],
-    RELEASES.symmetric("a", _zero(3, D, D), step=1)[0],
-    np.asarray(RELEASES.vector("a", _zero(D, D), step=2)),
-    np.asarray(RELEASES.vector("b", _zero(D, D), step=2)),
+    releases.symmetric("b", _zero(3, D, D))[0],
+    releases.symmetric("a", _zero(3, D, D), step=1)[0],
+    np.asarray(releases.vector("a", _zero(D, D), step=2)),
+    np.asarray(releases.vector("b", _zero(D, D), step=2)),
   ]
   for i, first in enumerate(draws):
     for second in draws[:i]:
@@ -71,20 +75,31 @@ def test_one_key_for_all_classes_is_caught():
 
 
 def test_the_same_release_is_the_same_noise_and_another_key_another():
-  first, again = (RELEASES.vector("a", _zero(D), step=3) for _ in range(2))
+  first, again = (_releases().vector("a", _zero(D), step=3) for _ in range(2))
   assert (first == again).all()
-  other = Releases(RELEASES.mechanisms, MasterKey(bytes(32))).vector("a", _zero(D), step=3)
+  other = _releases(MasterKey(bytes(32))).vector("a", _zero(D), step=3)
   assert not (first == other).any()
 
 
 def test_what_was_not_planned_is_refused():
   with pytest.raises(ValueError, match="'c' was not planned"):
-    RELEASES.vector("c", _zero(D))
+    _releases().vector("c", _zero(D))
   with pytest.raises(ValueError, match="step 4"):
-    RELEASES.vector("a", _zero(D), step=4)
+    _releases().vector("a", _zero(D), step=4)
+
+
+@pytest.mark.parametrize("again", ["vector", "symmetric", "scalar"])
+def test_a_release_is_made_once(again):
+  """The noise of one on two sums would show their difference."""
+  releases = _releases()
+  releases.vector("a", _zero(D, D), step=1)
+  with pytest.raises(ValueError, match="step 1 of 'a' was released before"):
+    getattr(releases, again)("a", 0.0 if again == "scalar" else _zero(D, D), step=1)
+  releases.vector("b", _zero(D, D), step=1)
 
 
 def test_a_scalar_has_the_noise_of_one_coordinate():
-  found = [RELEASES.scalar("a", 1e4, step) for step in range(4)]
+  releases = _releases()
+  found = [releases.scalar("a", 1e4, step) for step in range(4)]
   assert len(set(found)) == 4
   assert max(abs(value - 1e4) for value in found) < 6 * MECHANISM.stddev

@@ -26,7 +26,7 @@ from dp_jax.solvers.statistics import (
   weighted_moments,
 )
 
-KEY = MasterKey(bytes(range(32)))
+KEY = MasterKey(bytes(range(32)), is_test=True)
 SPEC = PrivacySpec(3.0, 1e-4)
 CENTRED = Preprocessing(centre_share=0.05)
 STEPS = Descent(steps=10, clip_norm=0.5, learning_rate=40.0, bias=True)
@@ -189,6 +189,26 @@ def test_nothing_runs_that_the_ledger_does_not_allow():
   assert ledger.count == 0
 
 
+def test_a_number_of_units_that_is_secret_is_declared_not_counted():
+  """P2: else N would stand in the ledger, and be what sums are divided by."""
+  x, labels = _made_up(50)
+  spec = dataclasses.replace(SPEC, adjacency="add_or_remove_one")
+  method = METHODS["least_squares"]
+  with pytest.raises(ValueError, match="declare the data's num_units"):
+    solve(array_data(x, labels, CLASSES), method, spec)
+  found = solve(array_data(x, labels, CLASSES, num_units=60.0), method, spec)
+  assert {each.declared_batch_size for each in found.mechanisms.values()} == {60.0}
+  for wrong in (0, -1.0, float("nan")):
+    with pytest.raises(ValueError, match="num_units"):
+      array_data(x, labels, CLASSES, num_units=wrong)
+
+
+def test_only_a_test_key_can_be_given():
+  x, labels = _made_up(50)
+  with pytest.raises(ValueError, match="give no key"):
+    solve(array_data(x, labels, CLASSES), METHODS["newton"], SPEC, key=MasterKey.from_os())
+
+
 def test_shares_and_settings_out_of_range_are_refused():
   with pytest.raises(ValueError, match="must be above 0"):
     plan(LeastSquares(moment_share=0.8, eigenvalue_share=0.3), SPEC)
@@ -204,9 +224,9 @@ def test_heads_of_the_last_steps_are_averaged():
   rows = Rows(array_data(x, labels, CLASSES, shard_size=512))
   settings = Descent(steps=3, learning_rate=5.0, schedule="constant", bias=True)
   method = FeatureCovariance(Preprocessing(), settings, moment_share=0.0)
-  releases = Releases(plan(method, SPEC), KEY)
 
   def head(**changes):
+    releases = Releases(plan(method, SPEC), KEY)
     return descend(rows, releases, dataclasses.replace(settings, **changes), None)
 
   second, third = head(steps=2), head()
@@ -235,6 +255,6 @@ def test_the_hessian_at_a_head_of_zeros_is_that_of_numpy_in_every_compilation():
   rows = Rows(array_data(x, np.zeros(len(x), np.int32), 10))
   expected = 0.09 * x.T.astype(np.float64) @ x
   for _ in range(4):
-    statistic = weighted_moments(1.0, _curvature, CURVATURE_BOUND)
+    statistic = weighted_moments.__wrapped__(1.0, _curvature, CURVATURE_BOUND)  # compiled anew
     for block in np.asarray(accumulate(rows, statistic, jnp.zeros((560, 10))).sum):
       np.testing.assert_allclose(block, expected, rtol=0.02, atol=1e-3)

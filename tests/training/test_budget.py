@@ -1,6 +1,7 @@
 """A ledger that runs share: what is left of a budget, and what is refused."""
 
 import json
+import shutil
 
 import pytest
 from support import small_config
@@ -8,6 +9,7 @@ from support import small_config
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report.verify import verify_release
+from dp_jax.training.prepare import prepare
 from dp_jax.training.run import train
 
 BUDGET = PrivacySpec(6.0, 1e-3)
@@ -65,6 +67,39 @@ def test_going_on_pays_once_and_needs_the_same_ledger(shared, tmp_path, monkeypa
     _train(tmp_path / "run", 3.0)
   _train(tmp_path / "run", 3.0, ledger_file=ledger)
   assert Ledger(ledger).count == 1
+
+
+def test_a_second_pass_with_another_key_is_not_free(tmp_path, monkeypatch):
+  """The checkpoints, and the key with them, are gone while the shared ledger holds the run."""
+  from dp_jax.training import loop
+
+  ledger, workdir = tmp_path / "ledger.jsonl", tmp_path / "run"
+
+  def crash(*_):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(loop.Loop, "step", crash)
+    with pytest.raises(KeyboardInterrupt):
+      _train(workdir, 3.0, ledger_file=ledger)
+  shutil.rmtree(workdir / "checkpoints")
+  with pytest.raises(ValueError, match="with a key that is gone"):
+    _train(workdir, 3.0, ledger_file=ledger)
+  assert Ledger(ledger).count == 1
+  assert not (workdir / "release").exists()
+
+
+def test_a_run_that_was_refused_may_start_with_a_larger_budget(tmp_path):
+  small, large = tmp_path / "small.jsonl", tmp_path / "large.jsonl"
+  for file, epsilon in ((small, 1.0), (large, 6.0)):
+    Ledger(file, PrivacySpec(epsilon, 1e-3)).reserve(
+      prepare(small_config(privacy__epsilon=0.5, train__steps=2)).mechanism, "training"
+    )
+  with pytest.raises(ValueError, match="over the ledger's budget"):
+    _train(tmp_path / "run", 3.0, ledger_file=small)
+  shutil.copy(large, small)
+  _train(tmp_path / "run", 3.0, ledger_file=small)
+  assert Ledger(small).count == 3
 
 
 def test_a_budget_needs_a_ledger(tmp_path):

@@ -33,7 +33,7 @@ def added(parts: list[Compensated], like: jax.Array) -> Compensated:
   return total
 
 
-def clipped(grads: jax.Array, scales: jax.Array, finite: jax.Array) -> Compensated:
+def clipped(grads: jax.Array, scales: jax.Array, finite: jax.Array, exact: bool) -> Compensated:
   """Of gradients that may hold anything where a scale is zero.
 
   Both branches are the same sum: were it another one, its rounding would tell of every unit
@@ -41,8 +41,8 @@ def clipped(grads: jax.Array, scales: jax.Array, finite: jax.Array) -> Compensat
   """
   return jax.lax.cond(
     finite,
-    lambda: weighted_sum(grads, scales),
-    lambda: weighted_sum(zeroed(grads, scales), scales),
+    lambda: weighted_sum(grads, scales, exact),
+    lambda: weighted_sum(zeroed(grads, scales), scales, exact),
   )
 
 

@@ -1,5 +1,6 @@
 """A batch of units after its backward pass: norms and clipped sums of each group of the plan."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,12 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """Cotangents and saved operands of every use."""
+  """Cotangents and saved operands of every use.
+
+  Attributes:
+    exact: sums over units are float64, or pairs from the first addition, so that it does not matter
+      where a unit stands.
+  """
 
   traced: "Traced"
   params: list[jax.Array]
@@ -32,9 +38,12 @@ class Batch:
   losses: jax.Array
   cotangents: list[list[jax.Array]]
   saved: list[list[jax.Array]]
+  exact: bool = False
 
   @classmethod
-  def run(cls, traced: "Traced", params: list[jax.Array], units: PyTree, keys: Any) -> "Batch":
+  def run(
+    cls, traced: "Traced", params: list[jax.Array], units: PyTree, keys: Any, exact: bool = False
+  ) -> "Batch":
     """The backward pass.
 
     Args:
@@ -42,6 +51,7 @@ class Batch:
       params: the parameters' leaves.
       units: leaves [B, ...].
       keys: a key a unit, or None.
+      exact: of the sums.
     """
     data = jax.tree.leaves((units, keys))
     taps = [
@@ -57,7 +67,7 @@ class Batch:
     # Norms and sums must see the same numbers: without it, a compiler may compute them twice, and
     # round differently.
     saved, cotangents = jax.tree.map(materialised, (saved, cotangents))
-    return cls(traced, params, traced.weights(params), losses, cotangents, saved)
+    return cls(traced, params, traced.weights(params), losses, cotangents, saved, exact)
 
   def fast_norms(self, group: Group) -> tuple[jax.Array, jax.Array]:
     """As `norms`, of operands that are not scaled; and what squares that vanish may hide."""
@@ -198,9 +208,10 @@ class Batch:
       some = [scales[root] for root in group.roots]
       if index in kept:
         pairs_of = zip(kept[index], some, strict=True)
-        whole[index] = [clipped(g, s, finite) for g, s in pairs_of]
+        whole[index] = [clipped(g, s, finite, self.exact) for g, s in pairs_of]
       elif index not in made:
-        operands |= self._operand_sums(group, some[0])
+        with self._precision():
+          operands |= self._operand_sums(group, some[0])
     parts: list[list[Compensated]] = [[] for _ in self.params]
     for index, group in enumerate(groups):
       if index in made:
@@ -211,26 +222,38 @@ class Batch:
       else:
         if index in kept:
           part = whole[index][0]
-          operands[group.uses[0]] = self._arranged(group.uses[0], pairs.collapse(part))
+          with self._precision():
+            total = pairs.to_float64(part) if self.exact else pairs.collapse(part)
+            operands[group.uses[0]] = self._arranged(group.uses[0], total)
         continue
       for root, pair in zip(group.roots, found, strict=True):
         parts[root].append(pair)
-    for root, gradient in self._from_operands(operands).items():
-      parts[root].append(Compensated(gradient, jnp.zeros_like(gradient)))
+    with self._precision():
+      gradients = self._from_operands(operands)
+    for root, gradient in gradients.items():
+      as_pair = Compensated(gradient, jnp.zeros_like(gradient))
+      parts[root].append(pairs.from_float64(gradient) if self.exact else as_pair)
     return [added(some, p) for some, p in zip(parts, self.params, strict=True)]
 
+  def _precision(self) -> contextlib.AbstractContextManager[Any]:
+    return pairs.double_precision() if self.exact else contextlib.nullcontext()
+
+  @property
+  def _dtype(self) -> Any:
+    return jnp.float64 if self.exact else jnp.float32
+
   def _from_operands(self, sums: dict[int, jax.Array]) -> dict[int, jax.Array]:
-    """Sums in the layouts of operands -> by parameter, in its layout, in float32."""
+    """Sums in the layouts of operands -> by parameter, in its layout."""
     roots = sorted({r for use in sums for r in self.traced.uses[use].weights[0][1].roots})
 
     def operands(chosen: list[jax.Array]) -> dict[int, jax.Array]:
-      params = [p.astype(jnp.float32) for p in self.params]
+      params = [p.astype(self._dtype) for p in self.params]
       for root, value in zip(roots, chosen, strict=True):
         params[root] = value
       every = self.traced.rearranged(self.params, params)
       return {use: every[use][0] for use in sums}
 
-    _, pull = jax.vjp(operands, [self.params[r].astype(jnp.float32) for r in roots])
+    _, pull = jax.vjp(operands, [self.params[r].astype(self._dtype) for r in roots])
     return dict(zip(roots, pull(sums)[0], strict=True))
 
   def _operand_sums(self, group: Group, scales: jax.Array) -> dict[int, jax.Array]:
@@ -239,7 +262,7 @@ class Batch:
     for index in group.uses:
       use = self.traced.uses[index]
       if canonical.is_lookup(use):
-        found[index] = rules.lookup_clipped_sum(self._lookup(index), scales)
+        found[index] = rules.lookup_clipped_sum(self._lookup(index), scales, self._dtype)
       elif canonical.is_convolution(use):
         found[index] = self._convolved(index, scales)
       else:
@@ -251,7 +274,7 @@ class Batch:
     data, cotangent = self.saved[index][0], self.cotangents[index][0]
     data = zeroed(data, scales).astype(jnp.float32)
     cotangent = scaled(cotangent.astype(jnp.float32), scales)
-    return canonical.conv_sum(self.traced.uses[index], data, cotangent)
+    return canonical.conv_sum(self.traced.uses[index], data, cotangent, self._dtype)
 
   def _contracted(self, index: int, scales: jax.Array) -> jax.Array:
     """The same of a product.
@@ -264,7 +287,7 @@ class Batch:
     def part(data: jax.Array, cotangent: jax.Array, scales: jax.Array) -> jax.Array:
       data = zeroed(data, scales)
       cotangent = scaled(cotangent.astype(jnp.float32), scales)
-      return rules.summed(canonical.dot_contraction(use, data, cotangent))
+      return rules.summed(canonical.dot_contraction(use, data, cotangent), self._dtype)
 
     arrays = (self.saved[index][0], self.cotangents[index][0], scales)
     made = jax.eval_shape(part, *arrays)
@@ -278,7 +301,7 @@ class Batch:
       return total + part(*some)
 
     # A loop: of parts in a row, XLA may make all copies at once.
-    zero = jnp.zeros(made.shape, jnp.float32)
+    zero = jnp.zeros(made.shape, made.dtype)
     total = jax.lax.fori_loop(0, len(scales) // size, body, zero)
     return canonical.dot_gradient(use, total)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from dp_jax.gradients.ghost.rules import Contraction, Lookup
 from dp_jax.gradients.ghost.uses import Use
@@ -229,18 +230,20 @@ def conv_gradient(use: Use, total: jax.Array) -> jax.Array:
   return arranged.transpose([order.index(i) for i in range(len(shape))])
 
 
-def conv_sum(use: Use, data: jax.Array, cotangent: jax.Array) -> jax.Array:
-  """The gradients of the kernel of all units together, float32: one ordinary convolution."""
+def conv_sum(
+  use: Use, data: jax.Array, cotangent: jax.Array, dtype: DTypeLike = jnp.float32
+) -> jax.Array:
+  """The gradients of the kernel of all units together, in a dtype: one ordinary convolution."""
   # The loss may allow 10-bit products on accelerators; a clipped sum must not.
   highest = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
-  params = use.eqn.params | {"preferred_element_type": jnp.dtype("float32"), "precision": highest}
+  params = use.eqn.params | {"preferred_element_type": jnp.dtype(dtype), "precision": highest}
   bind = use.eqn.primitive.bind
 
   def convolve(kernel: jax.Array) -> jax.Array:
-    return jax.vmap(lambda x: bind(x, kernel, **params))(data)
+    return jax.vmap(lambda x: bind(x, kernel, **params))(data.astype(dtype))
 
-  kernel = jax.ShapeDtypeStruct(use.eqn.invars[1].aval.shape, jnp.float32)
-  (gradient,) = jax.linear_transpose(convolve, kernel)(cotangent)
+  kernel = jax.ShapeDtypeStruct(use.eqn.invars[1].aval.shape, jnp.dtype(dtype))
+  (gradient,) = jax.linear_transpose(convolve, kernel)(cotangent.astype(dtype))
   return gradient
 
 

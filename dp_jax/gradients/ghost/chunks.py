@@ -71,13 +71,13 @@ def divisor(number: int, at_most: int) -> int:
   return next(d for d in range(min(number, max(1, at_most)), 0, -1) if number % d == 0)
 
 
-def weighted_sum(grads: jax.Array, scales: jax.Array) -> Compensated:
+def weighted_sum(grads: jax.Array, scales: jax.Array, exact: bool) -> Compensated:
   """sum_b scales_b g_b of instantiated gradients float32[B, ...].
 
-  Few units are added plainly, and these sums as pairs.
+  Few units are added plainly, and these sums as pairs; none plainly if `exact`.
   """
   units, numbers = scales.shape[0], math.prod(grads.shape[1:])
-  size = divisor(units, _PLAIN_UNITS)
+  size = 1 if exact else divisor(units, _PLAIN_UNITS)
   flat = grads.reshape(units // size, size, numbers)
   highest = jax.lax.Precision.HIGHEST
   parts = jnp.einsum("gb,gbn->gn", scales.reshape(-1, size), flat, precision=highest)

@@ -128,6 +128,7 @@ def clipped_sum(
   keys: Any,
   rule: ClipRule,
   memory_budget: int,
+  exact: bool = False,
 ) -> tuple[Compensated, jax.Array, jax.Array]:
   """Norms, and the sum of clipped per-unit gradients.
 
@@ -140,12 +141,13 @@ def clipped_sum(
     rule: what each gradient is multiplied with, from its norm.
     memory_budget: bytes that instantiated gradients may take together; beyond it they are made
       one unit at a time, twice.
+    exact: add units in float64, or as pairs, so that it does not matter where one stands.
 
   Returns:
     The sum as a pair, the upper bounds of the norms float32[B], and the losses [B].
   """
   leaves, structure = jax.tree.flatten(params)
-  batch = Batch.run(traced, leaves, units, keys)
+  batch = Batch.run(traced, leaves, units, keys, exact)
   kept, left = _kept(traced.groups, mask.shape[0], memory_budget)
   gradients = {index: batch.gradients(traced.groups[index]) for index in kept}
   made = {i: batch.norms_by_unit(g) for i, g in left.items() if g.rule == "instantiate"}
@@ -164,14 +166,14 @@ def clipped_sum(
   norms = group_norms(others | {i: [norm + slack] for i, (norm, slack) in fast.items()})
   if ghosts:
     slack = group_norms({i: [slack] for i, (_, slack) in fast.items()})
-    exact = ~mask | (slack <= _SLACK * norms)  # false for NaN
+    precise = ~mask | (slack <= _SLACK * norms)  # false for NaN
     # Numbers so large or small that their squares are not in float32: rare, and slower. Only for
     # such units, so that no unit's norm is rounded in another way because of another unit.
     norms = jax.lax.cond(
-      jnp.all(exact),
+      jnp.all(precise),
       lambda: norms,
       lambda: jnp.where(
-        exact, norms, group_norms(others | {i: [batch.norms(g)] for i, g in ghosts.items()})
+        precise, norms, group_norms(others | {i: [batch.norms(g)] for i, g in ghosts.items()})
       ),
     )
   scales = rule.by_leaf(rule.scales(norms, mask))

@@ -20,6 +20,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from dp_jax.gradients.norms import sum_of_squares
 
@@ -136,9 +137,9 @@ def gradients(c: Contraction) -> jax.Array:
   return jnp.einsum("bntk,bnto->bnko", x, cot, precision=_HIGHEST)
 
 
-def summed(c: Contraction) -> jax.Array:
-  """The sum of all units' gradients, float32[N, K, O]."""
-  x, cot = c.operand.astype(jnp.float32), c.cotangent.astype(jnp.float32)
+def summed(c: Contraction, dtype: DTypeLike = jnp.float32) -> jax.Array:
+  """The sum of all units' gradients, [N, K, O] of the dtype in which they are added."""
+  x, cot = c.operand.astype(dtype), c.cotangent.astype(dtype)
   blocks, tokens, inputs, outputs = c.sizes
   if blocks == 1:
     tokens *= x.shape[0]
@@ -194,13 +195,15 @@ def _lookup_squared_norms(rows: jax.Array, cot: jax.Array) -> jax.Array:
   return jnp.maximum(total, 0.0) + (error if tokens > 1 else 0.0)
 
 
-def lookup_clipped_sum(lookup: Lookup, scales: jax.Array) -> jax.Array:
-  """float32[num_rows, D]."""
+def lookup_clipped_sum(
+  lookup: Lookup, scales: jax.Array, dtype: DTypeLike = jnp.float32
+) -> jax.Array:
+  """[num_rows, D] of the dtype in which units are added."""
   keep = scales.reshape(-1, 1, 1) != 0
   cot = jnp.where(keep, _lookup_cotangent(lookup), 0.0) * scales.reshape(-1, 1, 1)
   rows = jnp.maximum(lookup.rows, 0).reshape(-1)
-  table = jnp.zeros((lookup.num_rows, cot.shape[-1]), jnp.float32)
-  return table.at[rows].add(cot.reshape(-1, cot.shape[-1]))
+  table = jnp.zeros((lookup.num_rows, cot.shape[-1]), dtype)
+  return table.at[rows].add(cot.reshape(-1, cot.shape[-1]).astype(dtype))
 
 
 def tied_norms(lookup: Lookup, product: Contraction) -> jax.Array:

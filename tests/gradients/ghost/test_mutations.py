@@ -135,12 +135,16 @@ def _cotangent_not_scaled(patch):
 
 def _lookup_not_scaled(patch):
   original = rules.lookup_clipped_sum
-  patch.setattr(rules, "lookup_clipped_sum", lambda c, s: original(c, jnp.where(s != 0, 1.0, 0.0)))
+  patch.setattr(
+    rules, "lookup_clipped_sum", lambda c, s, *rest: original(c, jnp.where(s != 0, 1.0, 0.0), *rest)
+  )
 
 
 def _made_gradients_not_scaled(patch):
   original = arrays.weighted_sum
-  patch.setattr(arrays, "weighted_sum", lambda g, s: original(g, jnp.where(s != 0, 1.0, 0.0)))
+  patch.setattr(
+    arrays, "weighted_sum", lambda g, s, *rest: original(g, jnp.where(s != 0, 1.0, 0.0), *rest)
+  )
 
 
 def _use_skipped(patch):

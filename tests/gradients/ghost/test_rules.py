@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import compare, normal, plan_of
+from comparison import compare, compiled, distance, normal, plan_of, values
 from flax import nnx
 
 from dp_jax.gradients.clipping import clipped_grad
@@ -370,6 +370,37 @@ def test_ghost_is_vmap(name):
 def test_without_memory_gradients_are_made_one_unit_at_a_time(name):
   loss, params, units, _ = CASES[name]
   assert compare(loss, params, units, memory_budget=0).agrees(bound=1e-3)
+
+
+@pytest.mark.parametrize("name", [
+  "dense", "gram of tokens", "batch dimensions", "used twice alike", "used twice, transposed",
+  "conv strided", "conv depthwise", "conv used twice", "embedding, repeated tokens",
+  "tied embedding", "scan over checkpointed layers", "weight standardisation",
+])  # fmt: skip
+@pytest.mark.parametrize("memory_budget", [0, 2**30])
+def test_an_exact_sum_does_not_depend_on_where_units_stand(name, memory_budget):
+  loss, params, units, _ = CASES[name]
+  backwards = jax.tree.map(lambda x: x[::-1], units)
+
+  def sums(engine, exact):
+    grad = clipped_grad(
+      loss, 1.0, engine=engine, compensated=True, exact=exact, memory_budget=memory_budget
+    )
+    run = compiled(grad, params, units)
+    return [values(run(params, each)[0]) for each in (units, backwards)]
+
+  here, there = sums("auto", True)
+  expected, _ = sums("vmap", False)
+  assert distance(here, there) < 1e-12
+  assert distance(here, expected) < 1e-3 * distance(expected, [0.0] * len(expected))
+
+
+def test_a_float32_sum_does():
+  """The broken variant, as of most rules."""
+  loss, params, units, _ = CASES["dense"]
+  grad = clipped_grad(loss, 1.0, engine="ghost", compensated=True)
+  here, there = (values(grad(params, each)[0]) for each in (units, units[::-1]))
+  assert distance(here, there) > 1e-9
 
 
 def test_bf16_compute_with_float32_parameters():
