@@ -10,12 +10,16 @@ from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.shares import Part, calibrate_parts
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.solvers.data import FeatureData
-from dp_jax.solvers.head import Head
+from dp_jax.solvers.head import Head, Preprocessing
 from dp_jax.solvers.noised import Releases
 
 
 class Method(Protocol):
   """A way to a head: LeastSquares, FeatureCovariance or Newton."""
+
+  @property
+  def preprocessing(self) -> Preprocessing:
+    """Of the rows."""
 
   def parts(self) -> tuple[Part, ...]:
     """What it releases, with shares that add up to 1."""

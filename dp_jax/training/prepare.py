@@ -40,7 +40,7 @@ from dp_jax.training.data_config import DataConfig
 from dp_jax.training.mesh import build_mesh, one_device
 from dp_jax.training.public_features import PublicFeatures, read_public_features
 from dp_jax.training.selection import check_selection
-from dp_jax.training.solving import Solving, make_solving, model_sizes
+from dp_jax.training.solving import Solving, check_features, make_solving
 from dp_jax.training.target import make_mechanism, make_spec
 
 
@@ -156,19 +156,20 @@ def prepare(config: Config) -> Run:
         check_records(each, record)
   views = Views(data.augment, data.views, data.min_crop_area)
   views.check(record.input_shape)
-  spec = _model_spec(config, record, source)
+  solving, public = None, None
+  if config.solver.method != "none":
+    check_features(record)
+    public = read_public_features(config, record, (source, eval_source))
+    statistics = None if public is None else public.statistics
+    solving = make_solving(config, make_spec(config), loader.num_units, record, statistics)
+  spec = _model_spec(config, record, source, solving)
   check_selection(config, spec.num_classes)
   released, params, frozen, weights_digest = _model(config, spec)
   task = _in_compute_dtype(released, config)
-  solving, public = None, None
-  if config.solver.method == "none":
+  if solving is None:
     privacy, mechanism = make_mechanism(config, loader.num_units)
   else:
-    privacy = make_spec(config)
-    public = read_public_features(config, record, (source, eval_source))
-    statistics = None if public is None else public.statistics
-    solving = make_solving(config, privacy, loader.num_units, statistics)
-    mechanism = joint(tuple(solving.mechanisms.values()))
+    privacy, mechanism = make_spec(config), joint(tuple(solving.mechanisms.values()))
   divisor = mechanism.expected_batch_size(loader.num_units)
   warnings = (
     *_warnings(privacy, mechanism, divisor), *split_warnings(config, source, eval_source)
@@ -201,15 +202,10 @@ def record_spec(data: DataConfig, source: Source) -> tuple[RecordSpec, list[str]
   return RecordSpec(shape, values["num_classes"], ends, info.multilabel), assumed
 
 
-def _model_spec(config: Config, record: RecordSpec, source: Source) -> ModelSpec:
-  sizes = config.model.sizes() if config.solver.method == "none" else model_sizes(config)
-  if config.solver.method != "none" and record.multilabel:
-    raise ValueError("a solver fits one class a record, but these records have several labels.")
-  if config.solver.method != "none" and tuple(record.value_range) != (-1, 1):
-    raise ValueError(
-      f"a solver takes features as they are, not of the range {record.value_range}: set"
-      " data.value_range to (-1, 1)."
-    )
+def _model_spec(
+  config: Config, record: RecordSpec, source: Source, solving: Solving | None
+) -> ModelSpec:
+  sizes = config.model.sizes() if solving is None else solving.model_sizes()
   return ModelSpec(
     config.model.name, sizes, record.input_shape, record.num_classes, record.value_range,
     tuple(source.info.class_names), record.multilabel,

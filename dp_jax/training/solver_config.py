@@ -3,16 +3,23 @@
 import dataclasses
 from typing import Any, Literal
 
+from dp_jax.solvers.choice import CANDIDATES
+
+Check = tuple[bool, str, Any, str]
+
 
 @dataclasses.dataclass(frozen=True)
 class SolverConfig:
   """A head on frozen features from a few noised statistics, in place of the training loop.
 
   The model is feature_head, sampling full_batch. The steps of feature_covariance and newton, their
-  clip norm, and the optimizer of feature_covariance are those of `train` and `privacy`.
+  clip norm, and the optimizer of feature_covariance are those of `train` and `privacy`. What is
+  None takes the method's own default, that of `dp_jax.solvers`. What is set and of no use to the
+  method is refused; under auto, what is of use to none that it may take.
 
   Attributes:
-    method: none trains by the ordinary loop; auto takes what dp_jax.solvers.choice says.
+    method: none trains by the ordinary loop, whatever else stands here; auto takes what
+      dp_jax.solvers.choice says.
     power: features are raised to it, with their sign, before they are scaled to norm 1.
     centre_share: of the budget, for a noised mean of the features; 0 releases none.
     moment_share: of the budget, for their noised second moment (newton: its Hessian); 0 makes
@@ -32,19 +39,39 @@ class SolverConfig:
   method: Literal["none", "auto", "least_squares", "feature_covariance", "newton"] = "none"
   power: float = 1.0
   centre_share: float = 0.0
-  moment_share: float = 0.1
-  eigenvalue_share: float = 0.05
+  moment_share: float | None = None
+  eigenvalue_share: float | None = None
   public_features: str | None = None
   public_split: str = "train"
-  whiten: float = 0.25
-  precondition: float = 0.3
-  ridge: float = 0.5
-  damping: float = 2.0
-  bias: bool = False
-  average: float = 0.0
+  whiten: float | None = None
+  precondition: float | None = None
+  ridge: float | None = None
+  damping: float | None = None
+  bias: bool | None = None
+  average: float | None = None
 
 
-def solver_checks(solver: SolverConfig, config: Any) -> list[tuple[bool, str, Any, str]]:
+# What some methods use, or none. A key that is not here is used by all, or changes no result.
+_DESCENT = ("feature_covariance",)
+USED_BY: dict[str, tuple[str, ...]] = {
+  "solver.eigenvalue_share": ("least_squares",),
+  **dict.fromkeys(
+    ("solver.whiten", "solver.precondition", "solver.damping", "solver.bias", "solver.average",
+     "train.learning_rate", "train.optimizer", "train.momentum", "train.schedule",
+     "train.weight_decay"),
+    _DESCENT,
+  ),
+  "privacy.clip_norm": ("feature_covariance", "newton"),
+  **dict.fromkeys(
+    ("train.warmup_steps", "train.loss", "train.label_smoothing", "train.ema", "train.engine",
+     "train.memory_budget", "train.compute_dtype", "data.augment", "data.views",
+     "model.head_init_std"),
+    (),
+  ),
+}  # fmt: skip
+
+
+def solver_checks(solver: SolverConfig, config: Any) -> list[Check]:
   """What a solver needs of its own section and of others: (holds, key, value, what it must be)."""
   public = solver.public_features is not None
   settings = [
@@ -55,20 +82,42 @@ def solver_checks(solver: SolverConfig, config: Any) -> list[tuple[bool, str, An
   ]  # fmt: skip
   if solver.method == "none":
     return settings
+  return [
+    *settings,
+    *_section_checks(solver),
+    *_run_checks(solver, config),
+    *_use_checks(solver, config),
+  ]
+
+
+def _section_checks(solver: SolverConfig) -> list[Check]:
+  free = 1 - solver.centre_share
+  public = solver.public_features is not None
+  needs_moment = solver.method in ("auto", "feature_covariance")
+  checks: list[tuple[str, bool, str]] = [
+    ("power", solver.power > 0, "must be positive"),
+    ("centre_share", 0 <= solver.centre_share < 1, "must be in [0, 1)"),
+    ("moment_share", 0 <= (solver.moment_share or 0) < free, "must leave some of the budget"),
+    ("ridge", solver.ridge is None or solver.ridge > 0, "must be positive"),
+    ("damping", solver.damping is None or solver.damping > 0, "must be positive"),
+    ("centre_share", not public or solver.centre_share == 0,
+     "must be 0: solver.public_features gives the centre, at no cost"),
+    ("moment_share", not public or not needs_moment or not solver.moment_share,
+     "must be 0: solver.public_features gives the moment, at no cost"),
+    *((name, 0 <= (getattr(solver, name) or 0) <= 1, "must be from 0 to 1")
+      for name in ("whiten", "precondition", "average", "eigenvalue_share")),
+  ]  # fmt: skip
+  return [(holds, f"solver.{name}", getattr(solver, name), what) for name, holds, what in checks]
+
+
+def _run_checks(solver: SolverConfig, config: Any) -> list[Check]:
   privacy, train, model, best = (
     config.privacy, config.train, config.model, config.checkpoint.best_metric
   )  # fmt: skip
-  free = 1 - solver.centre_share
   steps = train.steps or 0
-  needs_moment = solver.method in ("auto", "feature_covariance")
   return [
-    *settings,
-    (not public or solver.centre_share == 0, "solver.centre_share", solver.centre_share,
-     "must be 0: solver.public_features gives the centre, at no cost"),
-    (not public or not needs_moment or solver.moment_share == 0, "solver.moment_share",
-     solver.moment_share, "must be 0: solver.public_features gives the moment, at no cost"),
     (privacy.enabled, "privacy.enabled", privacy.enabled,
-     "has no solver: leave solver.method out, to train feature_head without privacy"),
+     "has no solver: set solver.method to none, to train feature_head without privacy"),
     (privacy.sampling == "full_batch", "privacy.sampling", privacy.sampling,
      "must be full_batch: a solver's statistics are over all units"),
     (privacy.clipping == "flat", "privacy.clipping", privacy.clipping, "must be flat for a solver"),
@@ -78,16 +127,21 @@ def solver_checks(solver: SolverConfig, config: Any) -> list[tuple[bool, str, An
      "and model.trainable have no place in a solver's run"),
     (best is None, "checkpoint.best_metric", best, "has no place here: a solver has one step"),
     (steps >= 1, "train.steps", train.steps, "must be set: a solver counts no epochs"),
-    (solver.method not in ("least_squares",) or steps == 1, "train.steps", train.steps,
+    (solver.method != "least_squares" or steps == 1, "train.steps", train.steps,
      "must be 1: least_squares releases each of its statistics once"),
-    (solver.power > 0, "solver.power", solver.power, "must be positive"),
-    (0 <= solver.centre_share < 1, "solver.centre_share", solver.centre_share,
-     "must be in [0, 1)"),
-    (0 <= solver.moment_share < free, "solver.moment_share", solver.moment_share,
-     "must leave some of the budget"),
-    (0 <= solver.whiten <= 1 and 0 <= solver.precondition <= 1, "solver.whiten", solver.whiten,
-     "and solver.precondition must be from 0 to 1"),
-    (0 <= solver.average <= 1, "solver.average", solver.average, "must be from 0 to 1"),
-    (solver.ridge > 0, "solver.ridge", solver.ridge, "must be positive"),
-    (solver.damping > 0, "solver.damping", solver.damping, "must be positive"),
   ]  # fmt: skip
+
+
+def _use_checks(solver: SolverConfig, config: Any) -> list[Check]:
+  """Refuses what is set, other than its default, and would be ignored."""
+  methods = CANDIDATES if solver.method == "auto" else (solver.method,)
+  checks = []
+  for key, users in USED_BY.items():
+    section, name = key.split(".")
+    value = getattr(getattr(config, section), name)
+    default = getattr(type(getattr(config, section)), name)
+    only = f"of use to {' and '.join(users)} alone" if users else "of use to no solver"
+    holds = value == default or any(method in users for method in methods)
+    checks.append((holds, key, value, f"is not used by solver.method={solver.method}: leave it"
+                   f" out; {only}"))  # fmt: skip
+  return checks

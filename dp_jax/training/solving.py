@@ -2,11 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dp_jax.data.pipeline import in_order
+from dp_jax.data.records import RecordSpec
 from dp_jax.data.units import UnitLoader
 from dp_jax.gradients.noise import check_stddev
 from dp_jax.privacy.keys import MasterKey
@@ -37,16 +39,43 @@ class Solving:
   method: Method
   mechanisms: Mapping[str, Mechanism]
 
+  def model_sizes(self) -> dict[str, object]:
+    """The sizes of the feature_head that the method fits."""
+    method, before = self.method, self.method.preprocessing
+    public = before.public is not None
+    transformed = (
+      isinstance(method, FeatureCovariance)
+      and method.whiten > 0
+      and (public or method.moment_share > 0)
+    )
+    centred = public or before.centre_share > 0
+    return {"power": before.power, "centred": centred, "transformed": transformed}
+
+
+def check_features(record: RecordSpec) -> None:
+  """Refuses records that are not features of one class."""
+  if record.multilabel:
+    raise ValueError("a solver fits one class a record, but these records have several labels.")
+  if tuple(record.value_range) != (-1, 1):
+    raise ValueError(
+      f"a solver takes features as they are, not of the range {record.value_range}: set"
+      " data.value_range to (-1, 1)."
+    )
+  if len(record.input_shape) != 1:
+    raise ValueError(f"a solver takes vectors, not inputs of shape {record.input_shape}.")
+
 
 def make_solving(
-  config: Config, spec: PrivacySpec, num_units: int, public: PublicStatistics | None = None
-) -> Solving:
+  config: Config, spec: PrivacySpec, num_units: int, record: RecordSpec,
+  public: PublicStatistics | None = None,
+) -> Solving:  # fmt: skip
   """The solver of a configuration, with its releases calibrated to the target.
 
   Args:
-    config: the configuration.
+    config: of the run.
     spec: the target.
     num_units: N.
+    record: what a record looks like: features and a class.
     public: of solver.public_features.
 
   Raises:
@@ -64,24 +93,14 @@ def make_solving(
       f"privacy.expected_batch_size={declared} has no meaning here: the number of units is public"
       f" under {spec.adjacency}."
     )
-  method = _method(config, spec, declared or num_units, public)
+  name = config.solver.method
+  if name == "auto":
+    name = choose(spec.epsilon, declared or num_units, record.input_shape[0], record.num_classes)
+  method = _method(config, name, public)
   mechanisms = plan(method, spec, declared)
   for mechanism in mechanisms.values():
     check_stddev(mechanism.stddev)
   return Solving(method, mechanisms)
-
-
-def model_sizes(config: Config) -> dict[str, object]:
-  """The sizes of the feature_head that the configured solver fits."""
-  solver = config.solver
-  public = solver.public_features is not None
-  transformed = (
-    solver.method in ("auto", "feature_covariance")
-    and solver.whiten > 0
-    and (public or solver.moment_share > 0)
-  )
-  centred = public or solver.centre_share > 0
-  return {"power": solver.power, "centred": centred, "transformed": transformed}
 
 
 def solve_state(
@@ -111,22 +130,26 @@ def solve_state(
   return TrainState(state.step + 1, arrays, state.opt_state, jax.tree.map(jnp.array, arrays))
 
 
-def _method(
-  config: Config, spec: PrivacySpec, num_units: float, public: PublicStatistics | None
-) -> Method:
-  solver, train = config.solver, config.train
-  name = choose(spec.epsilon, num_units) if solver.method == "auto" else solver.method
+def _method(config: Config, name: str, public: PublicStatistics | None) -> Method:
+  solver, train, clip_norm = config.solver, config.train, config.privacy.clip_norm
   before = Preprocessing(solver.power, solver.centre_share, public)
+  moment = {"moment_share": solver.moment_share, "ridge": solver.ridge}
   if name == "least_squares":
-    return LeastSquares(before, solver.moment_share, solver.eigenvalue_share, solver.ridge)
+    return LeastSquares(before, **_set(eigenvalue_share=solver.eigenvalue_share, **moment))
   steps = train.steps or 1
   if name == "newton":
-    return Newton(before, steps, solver.moment_share, config.privacy.clip_norm, solver.ridge)
+    hessian = _set(hessian_share=solver.moment_share, ridge=solver.ridge)
+    return Newton(before, steps, clip_norm=clip_norm, **hessian)
   descent = Descent(
-    steps, config.privacy.clip_norm, train.learning_rate, train.optimizer, train.momentum,
-    train.schedule, train.weight_decay, solver.bias, solver.average,
+    steps, clip_norm, train.learning_rate, train.optimizer, train.momentum, train.schedule,
+    train.weight_decay, **_set(bias=solver.bias, average=solver.average),
   )  # fmt: skip
-  return FeatureCovariance(
-    before, descent, solver.moment_share, solver.whiten, solver.precondition, solver.ridge,
-    solver.damping,
-  )  # fmt: skip
+  if public is not None:
+    moment["moment_share"] = 0.0  # the public one takes its place
+  shape = {"whiten": solver.whiten, "precondition": solver.precondition, "damping": solver.damping}
+  return FeatureCovariance(before, descent, **_set(**moment, **shape))
+
+
+def _set(**settings: Any) -> dict[str, Any]:
+  """Those that are given; the others are left to the defaults of the method."""
+  return {name: value for name, value in settings.items() if value is not None}

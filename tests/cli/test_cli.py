@@ -283,3 +283,14 @@ def test_plan_prints_a_table_and_writes_a_plot(capsys, tmp_path):
     (["--epochs=5", "--batches=20000"], "20000"),
   ]:
     assert named in refused(capsys, "plan", *arguments, *extra)
+
+
+def test_settings_that_a_solver_ignores_are_refused(capsys, tmp_path):
+  """A config file that sets them for one method, and a flag that takes another."""
+  command = ["train", f"--config={ROOT / 'configs' / 'cifar10_features.py'}",
+             f"--workdir={tmp_path / 'run'}", "--config.data.path=nowhere.npz",
+             "--config.solver.method=newton"]  # fmt: skip
+  line = refused(capsys, *command)
+  assert "solver.whiten=0.35 is not used by solver.method=newton" in line
+  assert "feature_covariance alone" in line
+  assert not (tmp_path / "run").exists()

@@ -60,15 +60,15 @@ def config(path, public, method="feature_covariance", *, declared="private", **c
   solver = {"method": method, "public_features": public and str(public)}
   if method == "feature_covariance":
     solver["moment_share"] = 0.0
+  descends = method == "feature_covariance"
+  descent = {"steps": 6, "learning_rate": 40.0, "momentum": 0.0, "schedule": "cosine"}
+  clips = {} if method == "least_squares" else {"clip_norm": 0.5}
   return small_config(
     data={"source": "npy" if path.is_dir() else "npz", "path": str(path), "declared": declared,
           "num_classes": CLASSES},
     model={"name": "feature_head"},
-    privacy={"epsilon": 3.0, "delta": 1e-4, "sampling": "full_batch", "clip_norm": 0.5},
-    train={
-      "steps": 6 if method == "feature_covariance" else 1, "learning_rate": 40.0, "momentum": 0.0,
-      "schedule": "cosine", "microbatch_size": 200,
-    },
+    privacy={"epsilon": 3.0, "delta": 1e-4, "sampling": "full_batch", **clips},
+    train={"steps": 1, **(descent if descends else {}), "microbatch_size": 200},
     solver=solver, **changes,
   )  # fmt: skip
 

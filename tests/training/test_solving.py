@@ -12,11 +12,18 @@ from support import key_file, small_config
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.report.privacy_json import record_digest
 from dp_jax.report.verify import verify_release
+from dp_jax.solvers.choice import CANDIDATES
+from dp_jax.solvers.feature_covariance import FeatureCovariance
+from dp_jax.solvers.head import Preprocessing
+from dp_jax.solvers.least_squares import LeastSquares
+from dp_jax.solvers.newton import Newton
 from dp_jax.training import run as run_module
+from dp_jax.training import solver_config
 from dp_jax.training.config import Config
 from dp_jax.training.prepare import prepare
 from dp_jax.training.release import load_release
 from dp_jax.training.run import train
+from dp_jax.training.solver_config import SolverConfig
 
 D, CLASSES, N = 8, 3, 1003
 
@@ -35,17 +42,17 @@ def _features(folder, count=N, seed=0):
 
 
 def _config(path, method="feature_covariance", **changes):
+  descends = method in ("feature_covariance", "auto")
+  descent = {"steps": 6, "learning_rate": 40.0, "momentum": 0.0, "schedule": "cosine"}
+  clips = {} if method == "least_squares" else {"clip_norm": 0.5}
   return small_config(
     data={"source": "npz", "path": str(path), "declared": "public", "num_classes": CLASSES},
     model={"name": "feature_head"},
     privacy={
-      "epsilon": 3.0, "delta": 1e-4, "sampling": "full_batch", "clip_norm": 0.5,
+      "epsilon": 3.0, "delta": 1e-4, "sampling": "full_batch", **clips,
       **changes.pop("privacy", {}),
     },
-    train={
-      "steps": 6 if method in ("feature_covariance", "auto") else 1, "learning_rate": 40.0,
-      "momentum": 0.0, "schedule": "cosine", "microbatch_size": 200,
-    },
+    train={"steps": 1, **(descent if descends else {}), "microbatch_size": 200},
     solver={"method": method, "centre_share": 0.05, **changes.pop("solver", {})},
     **changes,
   )  # fmt: skip
@@ -190,6 +197,62 @@ def test_what_a_solver_cannot_do_is_refused_before_anything(tmp_path, changes, m
   with pytest.raises(ValueError, match=message):
     train(Config.from_dict(values), tmp_path / "run", progress=False)
   assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+  ("method", "changes", "users"),
+  [
+    ("least_squares", {"solver": {"whiten": 0.3}}, "of use to feature_covariance alone"),
+    (
+      "least_squares",
+      {"privacy": {"clip_norm": 0.5}},
+      "of use to feature_covariance and newton alone",
+    ),
+    ("newton", {"solver": {"average": 0.5}}, "of use to feature_covariance alone"),
+    ("newton", {"solver": {"bias": False}}, "of use to feature_covariance alone"),
+    ("newton", {"train": {"learning_rate": 3.0}}, "of use to feature_covariance alone"),
+    ("feature_covariance", {"solver": {"eigenvalue_share": 0.1}}, "of use to least_squares alone"),
+    ("feature_covariance", {"train": {"ema": 0.5}}, "of use to no solver"),
+    ("auto", {"train": {"warmup_steps": 2}}, "of use to no solver"),
+  ],
+)
+def test_what_a_method_would_ignore_is_refused(method, changes, users):
+  """Also what it has another default for; nothing is opened for that."""
+  values = _config("nowhere.npz", method).to_dict()
+  for section, content in changes.items():
+    values[section] |= content
+    ((key, value),) = content.items()
+  message = f"^{section}.{key}={value!r} is not used by solver.method={method}: .*{users}"
+  with pytest.raises(ValueError, match=message):
+    Config.from_dict(values)
+
+
+def test_auto_takes_the_settings_of_every_method_that_it_may_take():
+  everything = SolverConfig(
+    "auto", eigenvalue_share=0.1, whiten=0.3, precondition=0.2, damping=1.0, bias=True, average=0.5
+  )
+  for key, users in solver_config.USED_BY.items():
+    section, name = key.split(".")
+    if section == "solver":
+      config = _config("nowhere.npz", "feature_covariance")
+      given = {"method": "auto", name: getattr(everything, name)}
+      if set(users) & set(CANDIDATES):
+        Config.from_dict(config.to_dict() | {"solver": given})
+      else:
+        with pytest.raises(ValueError, match=key):
+          Config.from_dict(config.to_dict() | {"solver": given})
+
+
+def test_what_is_left_out_takes_the_defaults_of_the_method(tmp_path):
+  path = _features(tmp_path / "data")
+  found = {name: prepare(_config(path, name)).solving.method for name in METHODS}
+  assert found["least_squares"] == LeastSquares(Preprocessing(centre_share=0.05))
+  assert found["newton"] == Newton(Preprocessing(centre_share=0.05), clip_norm=0.5)
+  default = FeatureCovariance()
+  for field in ("moment_share", "whiten", "precondition", "ridge", "damping"):
+    assert getattr(found["feature_covariance"], field) == getattr(default, field)
+  given = prepare(_config(path, "newton", solver={"moment_share": 0.3, "ridge": 2.0}))
+  assert (given.solving.method.hessian_share, given.solving.method.ridge) == (0.3, 2.0)
 
 
 def test_the_loop_trains_the_same_model_without_privacy(tmp_path):
