@@ -70,7 +70,7 @@ class Newton:
     centre = self.preprocessing.centre(data, releases)
     rows = Rows(data, power, centre)
     kernel = jnp.zeros((data.num_features, data.num_classes))
-    accumulate_gradient = gradient_sum(releases.mechanisms[GRADIENT])
+    accumulate_gradient = gradient_sum(releases.mechanisms[GRADIENT].clip_norm)
     edge = noise_edge(releases.mechanisms[HESSIAN], data.num_features)
     hessian = weighted_moments(ROW_NORM, _curvature, CURVATURE_BOUND, exact=releases.exact)
     for step in range(self.steps):

@@ -23,7 +23,6 @@ from dp_jax.gradients.keys import step_key
 from dp_jax.gradients.noise import add_noise
 from dp_jax.privacy.calibration import calibrate
 from dp_jax.privacy.keys import MasterKey
-from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.sampling import FullBatch
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.solvers.data import Rows, array_data
@@ -71,7 +70,7 @@ def init(path: Path) -> None:
   evals = next(iter(Rows(array_data(split.eval_x, split.eval_y, 10, shard_size=10000))))[0]
   eval_x = evals["inputs"][:, 0]
   clip_norm = 1.0
-  step = gradient_sum(Mechanism(FullBatch(), 1.0, 1, clip_norm))
+  step = gradient_sum(clip_norm)
   for epsilon in (1.0, 4.0, None):
     for std in (0.0, 1e-3, 1e-2, 0.1, 1.0, 10.0):
       found = []

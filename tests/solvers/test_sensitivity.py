@@ -13,8 +13,6 @@ import pytest
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.privacy.mechanism import Mechanism
-from dp_jax.privacy.sampling import FullBatch
 from dp_jax.solvers.data import Rows, array_data
 from dp_jax.solvers.descent import gradient_sum
 from dp_jax.solvers.newton import CURVATURE_BOUND
@@ -155,9 +153,7 @@ def test_broken_statistics_exceed_the_bound(variant):
 @pytest.mark.parametrize("adjacency", FACTORS)
 def test_a_unit_moves_the_gradient_by_at_most_the_clip_norm(adjacency):
   clip_norm = 0.3
-  declared = float(UNITS) if adjacency == "add_or_remove_one" else None
-  mechanism = Mechanism(FullBatch(), 1.0, 1, clip_norm, adjacency, declared_batch_size=declared)
-  step = gradient_sum(mechanism)
+  step = gradient_sum(clip_norm)
   params = {"kernel": jnp.asarray(KERNEL), "bias": jnp.zeros(CLASSES)}
 
   def gradient(units, mask):
