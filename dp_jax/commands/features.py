@@ -22,11 +22,16 @@ def _features(values: flags.FlagValues, arguments: list[str]) -> int:
     raise ValueError(f"give --out=DIR and no arguments (got {arguments}).")
   out = Path(values["out"].value)
   manifest = extract_features(config_of(values, FeaturesConfig), out)
+  splits = manifest["splits"]
+  private = manifest["origin"]["declared"] == "private"  # then the number of records is not public
   if values["json"].value:
-    print(json.dumps(manifest))
+    origin = {k: v for k, v in manifest["origin"].items() if k != "source_sha256"}
+    print(
+      json.dumps({**manifest, "splits": list(splits), "origin": origin} if private else manifest)
+    )
   else:
-    counts = ", ".join(f"{sum(each)} {split}" for split, each in manifest["splits"].items())
-    print(f"{counts}: {manifest['input_shape'][0]} features each in {out}")
+    counts = [name if private else f"{sum(each)} {name}" for name, each in splits.items()]
+    print(f"{', '.join(counts)}: {manifest['input_shape'][0]} features each in {out}")
     print(f"train on them with --config.data.source=npy --config.data.path={out}")
   return 0
 

@@ -19,6 +19,11 @@ from dp_jax.data.folder_lock import held
 from dp_jax.data.npy_shards import MANIFEST, as_stored, file_name
 
 _PLAN = "unfinished_manifest.json"
+# What depends on private records.
+_SECRET = {
+  "splits": "the records, or how many of them a shard holds, differ",
+  "origin.source_sha256": "the records differ",
+}
 
 
 class ResumableShards:
@@ -82,7 +87,7 @@ class ResumableShards:
         found = json.loads(file.read_text())
       except ValueError as error:
         raise ValueError(f"{file} is not JSON ({error}): choose a new folder.") from error
-      different = list(_differences(found, self._manifest))
+      different = list(_differences(found, self._manifest, hidden=_SECRET if self._private else {}))
       if different:
         raise ValueError(
           f"{str(self._folder)!r} holds other arrays: {'; '.join(different)}. Choose a new folder."
@@ -115,11 +120,16 @@ class ResumableShards:
     temporary.replace(path)
 
 
-def _differences(found: Any, wanted: Any, where: str = "") -> Iterator[str]:
-  """Where two JSON values differ, by dotted name."""
-  if isinstance(found, dict) and isinstance(wanted, dict):
+def _differences(
+  found: Any, wanted: Any, where: str = "", *, hidden: Mapping[str, str]
+) -> Iterator[str]:
+  """Where two JSON values differ, by dotted name; of what is hidden, in words."""
+  if where in hidden:
+    if found != wanted:
+      yield hidden[where]
+  elif isinstance(found, dict) and isinstance(wanted, dict):
     for key in sorted({*found, *wanted}):
       name = f"{where}.{key}" if where else key
-      yield from _differences(found.get(key), wanted.get(key), name)
+      yield from _differences(found.get(key), wanted.get(key), name, hidden=hidden)
   elif found != wanted:
     yield f"{where} is {found!r} there and {wanted!r} here"

@@ -86,6 +86,19 @@ def test_other_features_are_refused_by_name_and_nothing_changes(tmp_path):
   assert (tmp_path / "b" / "thesis.txt").read_text() == "my only copy"
 
 
+def test_what_depends_on_private_records_is_not_told(tmp_path):
+  """P15: neither their number nor a hash of them."""
+  origin = {"source_sha256": {"train": "aaa"}}
+  _write(tmp_path / "a", [0], manifest={**MANIFEST, "origin": origin})
+  other = {**MANIFEST, "origin": {"source_sha256": {"train": "bbb"}}, "splits": {"train": [4, 9]}}
+  with pytest.raises(ValueError, match="the records differ; the records, or how many") as error:
+    _write(tmp_path / "a", [1], manifest=other)
+  assert not [secret for secret in ("aaa", "bbb", "[4", "9]") if secret in str(error.value)]
+  with pytest.raises(ValueError, match=r"is 'aaa' there.*splits.train is \[4, 4, 2\]"):
+    _write(tmp_path / "b", [0], manifest={**MANIFEST, "origin": origin}, private=False)
+    _write(tmp_path / "b", [1], manifest=other, private=False)
+
+
 def test_two_processes_do_not_write_at_once(tmp_path):
   writer = ResumableShards(tmp_path / "a", MANIFEST, private=True)
   with writer.open():

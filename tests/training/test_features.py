@@ -102,6 +102,22 @@ def test_features_of_private_images_are_private(written, tmp_path, capsys):
   prepare(small_config(data={**data, "declared": "private"}, model={"name": "linear"}))
 
 
+@pytest.mark.parametrize("declared", ["private", "public"])
+def test_the_number_of_private_records_is_not_printed(
+  folder, tmp_path, capsys, monkeypatch, declared
+):
+  """P15: nor a hash of them."""
+  made = features.prepare_features(config(folder, data__declared=declared)).manifest
+  monkeypatch.setattr(features, "extract_features", lambda *_: made)
+  where = [f"--config={ROOT / 'configs' / 'imagenet_features.py'}", f"--out={tmp_path}"]
+  texts = []
+  for more in ([], ["--json"]):
+    assert main(["features", *where, *more]) == 0
+    texts.append(capsys.readouterr().out)
+  told = "20 train" in texts[0], "[8, 8, 4]" in texts[1], "source_sha256" in texts[1]
+  assert told == (declared == "public",) * 3, texts
+
+
 def test_stopped_and_resumed_gives_identical_files(folder, written, tmp_path, monkeypatch):
   whole = features._shard
   calls = []
@@ -125,7 +141,7 @@ def test_stopped_and_resumed_gives_identical_files(folder, written, tmp_path, mo
 @pytest.mark.parametrize(("change", "value", "named"), [
   ("backbone__layers", ["block0"], r"origin\.preprocessing\.layers"),
   ("data__crop_fraction", 0.5, "crop_fraction is 1.0 there and 0.5 here"),
-  ("backbone__records_per_shard", 9, "splits.train"),
+  ("backbone__records_per_shard", 9, "how many of them a shard holds"),
 ])  # fmt: skip
 def test_a_folder_of_other_features_is_refused_and_kept(folder, written, change, value, named):
   before = _content(written[0])
