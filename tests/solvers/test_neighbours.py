@@ -29,7 +29,8 @@ FACTORS = {"zero_out": 1.0, "add_or_remove_one": 1.0, "replace_one": 2.0}
 BEFORE = Preprocessing(power=0.5, centre_share=0.1)
 STEPS = Descent(steps=3, clip_norm=0.1, learning_rate=1.0, bias=True, average=0.67)
 METHODS = {
-  "least_squares": LeastSquares(BEFORE),
+  # So that the noised eigenvalue matters.
+  "least_squares": LeastSquares(BEFORE, moment_share=0.1, eigenvalue_share=0.6, ridge=3.0),
   "newton": Newton(BEFORE, steps=2, clip_norm=0.5),
   "feature_covariance": FeatureCovariance(BEFORE, STEPS),
   "gradient_descent": FeatureCovariance(Preprocessing(), STEPS, moment_share=0.0),
@@ -74,9 +75,9 @@ def _units():
   x[1] *= 1e30
   x[2, 0], x[3, 1], x[4] = np.nan, np.inf, 0
   x[5] *= 1e-30
-  x[6:30] = x[6, 0]
+  x[6:20] = x[6, 0]
   labels = rng.integers(0, CLASSES, (UNITS, K)).astype(np.int32)
-  labels[6:30] = 1
+  labels[6:20] = 1
   labels[7, 1] = 99
   real = rng.random((UNITS, K)) < 0.7
   real[1:4], real[6:20], real[38] = True, True, False
@@ -108,7 +109,7 @@ def _solved(method, adjacency, units, answers):
   data = array_data(
     x, labels, CLASSES, record_mask=real, shard_size=16, num_units=UNITS if secret else None
   )
-  spec = PrivacySpec(3.0, 1e-4, adjacency=adjacency)
+  spec = PrivacySpec(20.0, 1e-4, adjacency=adjacency)
   releases = Replayed(plan(method, spec, float(UNITS) if secret else None), answers)
   found = method.solve(data, releases)
   planned = {(p, step) for p, each in releases.mechanisms.items() for step in range(each.steps)}
@@ -184,6 +185,16 @@ def _looks_at_the_largest_row(patch):
 LOOKED_AT: dict = {}
 
 
+def _uses_the_exact_eigenvalue(patch):
+  original = Replayed.scalar
+
+  def scalar(self, purpose, value, step=0):
+    original(self, purpose, value, step)
+    return value
+
+  patch.setattr(Replayed, "scalar", scalar)
+
+
 def _halves_a_bound(patch):
   patch.setattr(
     least_squares, "Part", lambda name, share, steps, bound: Part(name, share, steps, bound / 2)
@@ -201,7 +212,8 @@ def _adds_up_twice(patch):
 
 @pytest.mark.parametrize(("broken", "name"), [
   (_counts_what_is_there, "feature_covariance"), (_looks_at_the_largest_row, "least_squares"),
-  (_halves_a_bound, "least_squares"), (_adds_up_twice, "feature_covariance"),
+  (_uses_the_exact_eigenvalue, "least_squares"), (_halves_a_bound, "least_squares"),
+  (_adds_up_twice, "feature_covariance"),
 ])  # fmt: skip
 def test_broken_solvers_are_caught(broken, name, monkeypatch):
   broken(monkeypatch)

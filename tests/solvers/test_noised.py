@@ -45,6 +45,12 @@ def test_symmetric_noise_has_the_accounted_size():
   assert np.mean(terms**2) == pytest.approx(1, rel=6 * np.sqrt(2 / terms.size))
 
 
+def test_the_noise_of_a_sum_has_the_accounted_size_in_each_array():
+  total = pairs.zeros_like({"kernel": jnp.zeros((D, D)), "bias": jnp.zeros(2**13)})
+  for noise in jax.tree.leaves(_releases().vector("a", total)):
+    assert np.std(noise) == pytest.approx(MECHANISM.stddev, rel=6 / np.sqrt(2 * noise.size))
+
+
 def test_the_edge_is_that_of_the_noise():
   largest = np.linalg.eigvalsh(_releases().symmetric("a", _zero(512, 512)))[-1]
   assert largest == pytest.approx(noise_edge(MECHANISM, 512), rel=0.05)
