@@ -135,6 +135,17 @@ def _table_facts(data: DataConfig) -> dict[str, Any]:
   return facts
 
 
+def model_of_features(source: Source) -> tuple[str | None, tuple[str, ...]]:
+  """Of features: the weights that made them, and what the statement must say of these."""
+  origin = source.info.origin
+  digest, said = origin.get("weights_sha256"), origin.get("weights_warnings")
+  warnings = tuple(map(str, said)) if isinstance(said, list) else ()
+  if not digest:
+    return None, warnings
+  name = Path(str(origin.get("weights", ""))).name
+  return f"{name} sha256 {digest}, of the model that made the features", warnings
+
+
 def units_digest(data: DataConfig) -> str | None:
   """A hash of the public list of units, if there is one."""
   return None if data.units is None else hashlib.sha256(Path(data.units).read_bytes()).hexdigest()

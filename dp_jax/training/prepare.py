@@ -30,6 +30,7 @@ from dp_jax.training.config import Config, TrainConfig
 from dp_jax.training.data import (
   data_facts,
   is_strict,
+  model_of_features,
   open_split,
   read_groups,
   split_warnings,
@@ -177,7 +178,7 @@ def prepare(config: Config) -> Run:
   return Run(
     config, mesh, task, views, released, params, frozen, loader, eval_loader, privacy, mechanism,
     _optimizer(config.train, mechanism.steps) if solving is None else optax.identity(), divisor,
-    weights_digest, _weights_warnings(config), source.fingerprint(), units_digest(data),
+    weights_digest, _weights_warnings(config, source), source.fingerprint(), units_digest(data),
     {**_public_facts(spec, assumed), **data_facts(config, loader), **_of_public(public)}, warnings,
     solving, public,
   )  # fmt: skip
@@ -244,11 +245,13 @@ def _initialise_head(arrays: Arrays, std: float, seed: int) -> Arrays:
   return {**arrays, "head.kernel": values, "head.bias": jnp.zeros_like(arrays["head.bias"])}
 
 
-def _weights_warnings(config: Config) -> tuple[str, ...]:
+def _weights_warnings(config: Config, source: Source) -> tuple[str, ...]:
   """Refuses weights that would carry private records into a private release."""
-  if config.model.weights is None or not config.privacy.enabled:
+  if not config.privacy.enabled:
     return ()
-  return weights.starting_warnings(Path(config.model.weights))
+  file = config.model.weights
+  own = () if file is None else weights.starting_warnings(Path(file))
+  return *own, *(each for each in model_of_features(source)[1] if each not in own)
 
 
 def _optimizer(train: TrainConfig, steps: int) -> optax.GradientTransformation:

@@ -32,7 +32,7 @@ from dp_jax.report.privacy_json import (
 )
 from dp_jax.tasks.build import build_task
 from dp_jax.training.config import Config
-from dp_jax.training.data import is_strict, open_split
+from dp_jax.training.data import is_strict, model_of_features, open_split
 from dp_jax.training.prepare import Run
 from dp_jax.training.selection import selection_warnings
 from dp_jax.training.step import TrainState
@@ -168,6 +168,8 @@ def _facts(
   public = run.mechanism.adjacency != "add_or_remove_one"
   trained = sum(x.size for x in run.params.values())
   digest = run.weights_digest
+  of_features, _ = model_of_features(run.loader.source)
+  own = digest and f"{Path(config.model.weights or '').name} sha256 {digest}"
   return ReleaseFacts(
     spec=privacy,
     mechanism=run.mechanism,
@@ -181,7 +183,7 @@ def _facts(
     declared=config.data.declared,
     test_key=test_key,
     public_facts={"data": config.data.source, **run.public_facts},
-    pretrained_weights=digest and f"{Path(config.model.weights or '').name} sha256 {digest}",
+    pretrained_weights="; ".join(each for each in (own, of_features) if each) or None,
     hyperparameter_selection=(
       config.privacy.hyperparameter_selection or HYPERPARAMETERS_NOT_RECORDED
     ),

@@ -186,6 +186,35 @@ def test_training_on_bfloat16_is_training_on_the_same_numbers(tmp_path, std):
   assert released[0] == released[1]
 
 
+def test_the_statement_names_the_model_that_made_the_features(tmp_path):
+  """And says what was said of its weights: here, that guarantees add up."""
+  warning = "the starting weights are a private release themselves"
+  origin = {
+    "weights": "runs/a.safetensors",
+    "weights_sha256": "12ab",
+    "weights_warnings": [warning],
+  }
+  writer = ShardWriter(tmp_path / "features", num_classes=3, origin=origin)
+  rng = np.random.default_rng(1)
+  for split in ("train", "test"):
+    writer.append(split, rng.standard_normal((200, 6), np.float32), rng.integers(0, 3, 200))
+  writer.close()
+  config = small_config(
+    data={"source": "npy", "path": str(tmp_path / "features")}, train__steps=1,
+    model={"name": "linear", "head_init_std": 0.0},
+    privacy={"epsilon": 8.0, "delta": 1e-3, "sampling": "full_batch"},
+  )  # fmt: skip
+  train(config, tmp_path / "run", progress=False)
+  found = verify_release(tmp_path / "run" / "release")
+  assert not found.problems, str(found)
+  record = found.record
+  assert record["pretrained_weights"] == (
+    "a.safetensors sha256 12ab, of the model that made the features"
+  )
+  assert warning in record["warnings"]
+  assert any("starting weights were trained on" in each for each in record["not_covered"])
+
+
 def test_a_solver_sees_the_same_rows_of_bfloat16():
   rng = np.random.default_rng(1)
   rows = rng.standard_normal((50, 6), np.float32).astype(ml_dtypes.bfloat16)
