@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from dp_jax.gradients import compensated as pairs
+from dp_jax.gradients.clipping import clipped_grad
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.solvers.data import Rows, array_data
-from dp_jax.solvers.descent import gradient_sum
+from dp_jax.solvers.descent import gradient_sum, head_loss
 from dp_jax.solvers.newton import CURVATURE_BOUND
 from dp_jax.solvers.statistics import (
   cross_moment,
@@ -229,6 +230,35 @@ def test_an_order_in_which_all_blocks_round_alike(name):
   assert 0.97 * bound < moved[exact] <= bound
   # Broken: products in float32, where places change.
   assert moved[in_blocks] > 1.004 * bound
+
+
+def _summed(step, rows):
+  """The gradient of a head of zeros, of rows along the first axis that are all of one class."""
+  x = np.zeros((len(rows), 1, 2), np.float32)
+  x[:, 0, 0] = rows
+  shape, params = (len(rows), 1), {"kernel": jnp.zeros((2, 2))}
+  units = {"inputs": x, "label": np.zeros(shape, np.int32), "record_mask": np.ones(shape, bool)}
+  total = step(params, pairs.zeros_like(params), units, np.ones(len(rows), bool))
+  return np.add(total.sum["kernel"], total.error["kernel"], dtype=np.float64)
+
+
+def test_an_order_in_which_all_gradients_round_alike():
+  clip_norm, rng, found = 0.5, np.random.default_rng(0), []
+  grad = clipped_grad(head_loss, clip_norm, compensated=True)
+  in_products = jax.jit(lambda params, total, units, mask: grad(params, units, mask)[0])
+  for _ in range(100):
+    rows = rng.uniform(0.3, 0.7, 4096).astype(np.float32)
+    rows[0] = 1
+    here, shifted = (_summed(in_products, np.roll(rows, -k)) for k in (0, 1))
+    found.append((abs(here[0, 0]) - abs(shifted[0, 0]), rows))
+  rows = np.tile(max(found, key=lambda each: each[0])[1], 32)
+  moved = {
+    step: np.linalg.norm(_summed(step, rows) - _summed(step, rows[1:]))
+    for step in (gradient_sum(clip_norm), in_products)
+  }
+  assert 0.99 * clip_norm < moved[gradient_sum(clip_norm)] <= clip_norm
+  # Broken: products in float32, where places change.
+  assert moved[in_products] > 1.002 * clip_norm
 
 
 def test_rows_of_any_input_have_norm_one_or_zero():

@@ -17,6 +17,7 @@ from dp_jax.solvers.feature_covariance import FeatureCovariance
 from dp_jax.solvers.head import Preprocessing
 from dp_jax.solvers.least_squares import LeastSquares
 from dp_jax.solvers.newton import Newton
+from dp_jax.solvers.noised import Releases
 from dp_jax.training import run as run_module
 from dp_jax.training import solver_config
 from dp_jax.training.config import Config
@@ -135,6 +136,64 @@ def test_a_killed_run_begins_again_with_the_same_noise(tmp_path, monkeypatch):
   assert all((np.asarray(a[name]) == np.asarray(b[name])).all() for name in a)
   entries = json.loads((tmp_path / "killed" / "release" / "privacy.json").read_text())["releases"]
   assert len(entries) == 3, "paid once"
+
+
+def _killed_at(patch, stage):
+  """Replaces a function by one that ends the process when it is called."""
+
+  def killed(*_):
+    raise KeyboardInterrupt
+
+  if stage == "between two releases":
+    vector, calls = Releases.vector, []
+
+    def second(self, *arguments):
+      calls.append(arguments)
+      return vector(self, *arguments) if len(calls) < 2 else killed()
+
+    patch.setattr(Releases, "vector", second)
+  else:
+    patch.setattr(run_module, stage, killed)
+
+
+STAGES = ("reserve", "solve_state", "between two releases", "delete_keys", "write_parameters")
+
+
+def test_killed_at_any_stage_it_releases_what_it_would_have_released(tmp_path):
+  path, secret = _features(tmp_path / "data"), key_file(tmp_path)
+  config = _config(path, "least_squares")
+  train(config, tmp_path / "whole", test_key_file=secret, progress=False)
+  workdir = tmp_path / "killed"
+  for stage in STAGES:  # one after the other, in the same folder
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+      _killed_at(patch, stage)
+      train(config, workdir, test_key_file=secret, progress=False)
+  assert not list((workdir / "checkpoints").glob("*/keys"))
+  train(config, workdir, progress=False)
+  for name in ("params.safetensors", "privacy.json"):
+    assert (workdir / "release" / name).read_bytes() == (
+      tmp_path / "whole" / "release" / name
+    ).read_bytes()
+  assert Ledger(workdir / "ledger.jsonl").count == 4
+
+
+def test_old_noise_is_not_put_on_other_statistics(tmp_path):
+  """After a kill, other records or settings are refused, without a number of what differs."""
+  path = _features(tmp_path / "data")
+  config = dict(_config(path, "least_squares").to_dict())
+  config["data"]["declared"] = "private"
+  with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    _killed_at(patch, "between two releases")
+    train(Config.from_dict(config), tmp_path / "run", progress=False)
+  other = json.loads(json.dumps(config))
+  other["solver"]["ridge"] = 3.0
+  with pytest.raises(ValueError, match=r"solver\.ridge was"):
+    train(Config.from_dict(other), tmp_path / "run", progress=False)
+  arrays = dict(np.load(path))
+  arrays["train_features"][5, 2] += np.float16(0.5)
+  np.savez(path, **arrays)
+  with pytest.raises(ValueError, match="is of another run: the records differ"):
+    train(Config.from_dict(config), tmp_path / "run", progress=False)
 
 
 def test_solver_runs_share_a_ledger(tmp_path):
