@@ -37,12 +37,14 @@ class Restored(NamedTuple):
     key: the master key; None once the last step was saved and the keys were deleted.
     key_digest: of the master key.
     test_key: whether that is a test key.
+    environment: where it was made.
   """
 
   state: TrainState
   key: MasterKey | None
   key_digest: str
   test_key: bool
+  environment: str
 
 
 class Checkpoints:
@@ -54,13 +56,19 @@ class Checkpoints:
     path: the folder `checkpoints/`.
     keep: how many of the latest to keep.
     fingerprint: what must be the same when the run goes on; JSON values.
+    environment: the software and hardware that the run is on.
     best_metric: keep the checkpoint that is best by it as well, under `best/`.
   """
 
   def __init__(
-    self, path: Path, keep: int, fingerprint: Mapping[str, Any], best_metric: str | None = None
+    self,
+    path: Path,
+    keep: int,
+    fingerprint: Mapping[str, Any],
+    environment: str,
+    best_metric: str | None = None,
   ):
-    self._path = path
+    self._path, self._environment = path, environment
     # As JSON reads it back, so that tuples and lists compare equal.
     self._fingerprint = json.loads(json.dumps(fingerprint))
     self._manager = _manager(path, ocp.CheckpointManagerOptions(max_to_keep=keep))
@@ -86,7 +94,10 @@ class Checkpoints:
     Raises:
       OSError: if this one or the one before could not be written; those that were are intact.
     """
-    about = {"test_key": key.is_test, "key_digest": key.digest(), "sums": state_sums(state)}
+    about = {
+      "test_key": key.is_test, "key_digest": key.digest(), "sums": state_sums(state),
+      "environment": self._environment,
+    }  # fmt: skip
     about["seal"] = seal(self._fingerprint, about)
     items = {
       "state": ocp.args.StandardSave(state._asdict()),
@@ -202,7 +213,7 @@ class Checkpoints:
       key = MasterKey(key.secret, about["test_key"])
       if key.digest() != about["key_digest"]:
         raise _Damaged("its key was changed")
-    return Restored(state, key, about["key_digest"], about["test_key"])
+    return Restored(state, key, about["key_digest"], about["test_key"], about["environment"])
 
   def _read_state(self, step: int, like: TrainState) -> tuple[TrainState, MasterKey | None]:
     shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like._asdict())

@@ -6,6 +6,7 @@ checkpoints, which all write. With one host, every function here does the plain 
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -194,6 +195,7 @@ def _flat(content: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, s
       yield f"{prefix}{key}", json.dumps(value, default=str)
 
 
+@functools.cache  # a tree that is edited during a run does not change what runs
 def code_version() -> str:
   """The package's version, and a hash of its source."""
   digest = hashlib.sha256()

@@ -9,8 +9,9 @@ from pathlib import Path
 import jax
 
 from dp_jax.privacy.keys import MasterKey
+from dp_jax.training.distributed import code_version
 
-_PACKAGES = ("dp_jax", "jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
+_PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "orbax-checkpoint")
 # Settings of jax that change random bits or rounding.
 _SETTINGS = (
   "jax_default_prng_impl",
@@ -34,13 +35,14 @@ def for_environment(master: MasterKey, environment: str) -> MasterKey:
 
 
 def environment() -> str:
-  """The software and hardware that rounding depends on."""
+  """The software, our own source included, and hardware that rounding depends on."""
   devices = jax.devices()
   packages = ", ".join(f"{name} {version(name)}" for name in _PACKAGES)
   kind = f"{len(devices)} x {devices[0].platform} {devices[0].device_kind}"
   settings = ", ".join(f"{name}={getattr(jax.config, name)}" for name in _SETTINGS)
   flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "NPY_DISABLE_CPU_FEATURES"))
-  return f"{packages}, {kind}, {platform.machine()} {_cpu_model()}, {settings}, {flags}"
+  cpu = f"{platform.machine()} {_cpu_model()}"
+  return ", ".join([code_version(), packages, kind, cpu, settings, flags])
 
 
 def _cpu_model() -> str:

@@ -125,8 +125,9 @@ def train(
     check_shared(folder)
     if not from_first(folder.result.exists()):
       checkpoints = Checkpoints(
-        folder.checkpoints, config.checkpoint.keep, run.fingerprint(), config.checkpoint.best_metric
-      )
+        folder.checkpoints, config.checkpoint.keep, run.fingerprint(), environment(),
+        config.checkpoint.best_metric,
+      )  # fmt: skip
       try:
         with stopping_all():
           begun, ledger = begin(

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.training.checkpoint import Checkpoints, Restored
-from dp_jax.training.distributed import from_first, on_first
+from dp_jax.training.distributed import from_first, is_first, on_first
+from dp_jax.training.keys import environment
 from dp_jax.training.prepare import Run
 from dp_jax.training.step import init_state
 from dp_jax.training.workdir import WorkDir, cut_log
@@ -45,6 +46,8 @@ def begin(
     if begun.key is None and done < run.mechanism.steps:
       raise ValueError(f"the keys of this run are gone at step {done}; use a new workdir.")
     _log.info("resuming after step %d", done)
+    if is_first() and done < run.mechanism.steps and begun.environment != environment():
+      _log.warning("warning: %s", _elsewhere(begun.environment, environment()))
     ledger = on_first(lambda: reserve(begun.key_digest))
   else:
     if from_first(folder.release.exists() or folder.ledger.exists()):
@@ -53,7 +56,7 @@ def begin(
         " pass over the data would release more than its statement says. Use a new workdir."
       )
     key = new_key()
-    begun = Restored(state, key, key.digest(), key.is_test)
+    begun = Restored(state, key, key.digest(), key.is_test, environment())
     checkpoints.save(0, state, key)
     checkpoints.wait()
     ledger = _reserve_or_discard(reserve, key.digest(), checkpoints)
@@ -65,6 +68,17 @@ def begin(
 
   on_first(cut_logs)
   return begun, ledger
+
+
+def _elsewhere(there: str, here: str) -> str:
+  """What to say where the software or hardware has changed."""
+  before, now = there.split(", "), here.split(", ")
+  old = ", ".join(each for each in before if each not in now) or "more"
+  new = ", ".join(each for each in now if each not in before) or "less"
+  return (
+    f"the checkpoint was made by other software or hardware ({old}) than goes on from it ({new}):"
+    " steps that are repeated have fresh noise, and the rest is as this software computes it"
+  )
 
 
 def _reserve_or_discard(

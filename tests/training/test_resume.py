@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from support import STEPS, key_file, lines, small_config
 
+from dp_jax.training import keys as keys_module
 from dp_jax.training import loop
+from dp_jax.training.keys import environment
 from dp_jax.training.run import train
 
 STATE = "release/params.safetensors"
@@ -144,6 +146,17 @@ def test_other_software_goes_on_with_fresh_keys(tmp_path, monkeypatch):
   assert not any(
     np.array_equal(a, b) for a, b in zip(repeated_here, repeated_elsewhere, strict=True)
   )
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_changed_source_is_told_and_has_fresh_keys(copy, changed, monkeypatch, caplog):
+  """The version of a development tree stays the same when its source is changed."""
+  before = environment()
+  if changed:
+    monkeypatch.setattr(keys_module, "code_version", lambda: "dp_jax 0.1.0, source changed")
+  train(small_config(), copy, progress=False)
+  assert (environment() != before) == changed
+  assert ("than goes on from it (source changed)" in caplog.text) == changed, caplog.text
 
 
 def test_frozen_values_made_by_another_generator_are_refused(copy, monkeypatch):
