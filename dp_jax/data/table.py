@@ -88,10 +88,9 @@ class Table:
 def read_table(path: Path) -> Table:
   """Reads a CSV file: UTF-8, commas, quotes as in RFC 4180, names in the first line.
 
-  A quote that nothing closes takes in the lines up to the next one, as in any such file.
-
   Raises:
-    ValueError: if there is no such file, or no names, or one is there twice.
+    ValueError: if there is no such file, or no names, or one is there twice, or a quote is not
+      closed: it would take in other records.
   """
   try:
     content = path.read_bytes()
@@ -105,6 +104,7 @@ def read_table(path: Path) -> Table:
     return "skip"
 
   names = _names(path, content)
+  _check_quotes(path, content)
   try:
     table = arrow_csv.read_csv(
       pa.BufferReader(content),
@@ -121,15 +121,33 @@ def read_table(path: Path) -> Table:
 
 
 def _names(path: Path, content: bytes) -> list[str]:
-  # A cell further down that is no UTF-8 may not matter here.
-  text = io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", errors="replace", newline="")
-  names = next(csv.reader(text), [])
+  names = next(csv.reader(_text(content)), [])
   if not names or "\ufffd" in "".join(names):
     raise ValueError(f"{path}: its first line must name the columns, in UTF-8")
   twice = {name for name in names if names.count(name) > 1}
   if twice:
     raise ValueError(f"{path} has the columns {', '.join(sorted(twice))} more than once")
   return names
+
+
+def _check_quotes(path: Path, content: bytes) -> None:
+  """Refuses a quote that nothing closes. Not by its line, which may be a private record's."""
+  if b'"' not in content:
+    return
+  csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # else a long cell is an error
+  try:
+    for _ in csv.reader(_text(content), strict=True):
+      pass
+  except csv.Error as error:
+    raise ValueError(
+      f"{path} has a quote that nothing closes, or text after a closing one: the lines that follow"
+      ' would be one cell. Close it; a quote within a quoted cell is written twice ("").'
+    ) from error
+
+
+def _text(content: bytes) -> io.TextIOWrapper:
+  # A cell further down that is no UTF-8 may not matter here.
+  return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", errors="replace", newline="")
 
 
 def _with_blanks(column: pa.ChunkedArray, blank_rows: list[int]) -> pa.ChunkedArray:

@@ -199,6 +199,25 @@ def test_rows_keep_their_place_across_blocks_of_a_long_file(tmp_path):
   assert people[[0, 8, 29_999, 30_001, 59_998]].tolist() == ["0", "8", "29999", "30001", "59998"]
 
 
+@pytest.mark.parametrize("rows", [
+  ['a,50,70,"no,f', "b,40,60,yes,m"],  # to the end of the file
+  ['"a,50,70,no,f', 'b,40,60,yes,"m"', "c,30,80,no,m"],  # up to the next quote
+  ['a,50,70,no,"f', "b,40,60,yes,m", 'c,30,80,no,"m'],
+])  # fmt: skip
+def test_a_quote_that_nothing_closes_is_refused(tmp_path, rows):
+  """P19: else one row takes in others."""
+  with pytest.raises(ValueError, match=r"has a quote that nothing closes") as error:
+    open_text(tmp_path, HEADER + "\n".join(rows))
+  assert "50" not in str(error.value) and "line 2" not in str(error.value)
+
+
+def test_quotes_that_are_closed_are_read(tmp_path):
+  rows = ['"a, ""b""",50,70,no,"f\nm"', 'c 5" tall,40,60,"yes",m', f'"{"x" * 200_000}",1,2,no,f']
+  source = open_text(tmp_path, HEADER + "\n".join(rows))
+  assert source.column("person").tolist() == ['a, "b"', 'c 5" tall', "x" * 200_000]
+  assert source.column("sex").tolist() == ["f\nm", "m", "f"]
+
+
 @pytest.mark.parametrize(("changes", "message"), [
   ({"features": ()}, r"needs data\.features or data\.image_column, one of them"),
   ({"image_column": "file"}, r"needs data\.features or data\.image_column, one of them"),

@@ -209,6 +209,20 @@ def test_only_a_test_key_can_be_given():
     solve(array_data(x, labels, CLASSES), METHODS["newton"], SPEC, key=MasterKey.from_os())
 
 
+def test_a_solver_that_fails_half_way_has_paid():
+  """What it releases is in the ledger before the first release is made."""
+  x, labels = _made_up(50)
+  ledger, data = Ledger(), array_data(x, labels, CLASSES)
+
+  def no_more():
+    assert ledger.count == 4
+    yield from ()
+
+  with pytest.raises(ValueError, match="no shards"):
+    solve(dataclasses.replace(data, shards=no_more), METHODS["least_squares"], SPEC, ledger=ledger)
+  assert ledger.count == 4
+
+
 def test_shares_and_settings_out_of_range_are_refused():
   with pytest.raises(ValueError, match="must be above 0"):
     plan(LeastSquares(moment_share=0.8, eigenvalue_share=0.3), SPEC)
