@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -62,6 +63,13 @@ def start(*arguments: str) -> subprocess.Popen:
     cwd=ROOT, env={**os.environ, "JAX_PLATFORMS": "cpu"}, text=True,
     stdout=subprocess.PIPE, stderr=subprocess.PIPE,
   )  # fmt: skip
+
+
+def free_port() -> int:
+  """A port of this machine that nobody listens on."""
+  with socket.socket() as found:
+    found.bind(("127.0.0.1", 0))
+    return int(found.getsockname()[1])
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:

@@ -50,3 +50,27 @@ def config_of(values: flags.FlagValues, kind: Any = None) -> Any:
   except OSError as error:  # ml_collections keeps the failure to load until the first use
     raise ValueError(f"cannot load the config file: {str(error).splitlines()[-1]}") from error
   return (kind or Config).from_dict(content)
+
+
+def define_hosts(values: flags.FlagValues) -> None:
+  """Flags of a run of several processes, one a host."""
+  flags.DEFINE_bool(
+    "distributed", False, "join the other hosts of SLURM, Cloud TPU or TPUs on GKE",
+    flag_values=values,
+  )  # fmt: skip
+  flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0", flag_values=values)
+  flags.DEFINE_integer("num_processes", None, "how many there are", flag_values=values)
+  flags.DEFINE_integer("process_id", None, "which one this is, from 0", flag_values=values)
+  flags.DEFINE_integer(
+    "heartbeat_seconds", 30, "how long a host may be silent before all stop", flag_values=values
+  )
+
+
+def join_hosts(values: flags.FlagValues) -> None:
+  """Joins the other processes, if there are any."""
+  names = ("coordinator", "num_processes", "process_id")
+  given = {name: values[name].value for name in names}
+  if values["distributed"].value or any(value is not None for value in given.values()):
+    from dp_jax.training.distributed import Hosts, join
+
+    join(Hosts(**given, heartbeat_seconds=int(values["heartbeat_seconds"].value or 0)))

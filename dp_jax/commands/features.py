@@ -1,27 +1,37 @@
 """The command that turns images into features of a frozen public model."""
 
 import json
+import signal
 from pathlib import Path
 
 from absl import flags
 
-from dp_jax.commands.base import Command, config_of, define_config
+from dp_jax.commands.base import Command, config_of, define_config, define_hosts, join_hosts
 
 
 def _define(values: flags.FlagValues) -> None:
   define_config(values)
   flags.DEFINE_string("out", None, "folder of the features", flag_values=values)
   flags.DEFINE_bool("json", False, "print the manifest", flag_values=values)
+  define_hosts(values)
 
 
 def _features(values: flags.FlagValues, arguments: list[str]) -> int:
+  from dp_jax.training.distributed import is_first, together
   from dp_jax.training.features import extract_features
   from dp_jax.training.features_config import FeaturesConfig
 
   if arguments or not values["out"].value:
     raise ValueError(f"give --out=DIR and no arguments (got {arguments}).")
   out = Path(values["out"].value)
-  manifest = extract_features(config_of(values, FeaturesConfig), out)
+  join_hosts(values)
+  # Joined hosts leave SIGTERM to jax, which would let them go on. A shard is whole or not there, so
+  # nothing is lost by ending at once.
+  signal.signal(signal.SIGTERM, signal.SIG_DFL)
+  config = together(lambda: config_of(values, FeaturesConfig))
+  manifest = extract_features(config, out)
+  if not is_first():
+    return 0
   splits = manifest["splits"]
   private = manifest["origin"]["declared"] == "private"  # then the number of records is not public
   if values["json"].value:

@@ -6,7 +6,14 @@ from typing import Any
 
 from absl import flags
 
-from dp_jax.commands.base import Command, config_of, define_config, one_argument
+from dp_jax.commands.base import (
+  Command,
+  config_of,
+  define_config,
+  define_hosts,
+  join_hosts,
+  one_argument,
+)
 
 
 def _define_train(values: flags.FlagValues) -> None:
@@ -23,31 +30,7 @@ def _define_train(values: flags.FlagValues) -> None:
   flags.DEFINE_float("ledger_epsilon", None, "budget of a new --ledger", flag_values=values)
   flags.DEFINE_float("ledger_delta", None, "budget of a new --ledger", flag_values=values)
   flags.DEFINE_bool("json", False, "last line: one JSON object", flag_values=values)
-  _define_hosts(values)
-
-
-def _define_hosts(values: flags.FlagValues) -> None:
-  """Flags of a run of several processes, one a host."""
-  flags.DEFINE_bool(
-    "distributed", False, "join the other hosts of SLURM, Cloud TPU or TPUs on GKE",
-    flag_values=values,
-  )  # fmt: skip
-  flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0", flag_values=values)
-  flags.DEFINE_integer("num_processes", None, "how many there are", flag_values=values)
-  flags.DEFINE_integer("process_id", None, "which one this is, from 0", flag_values=values)
-  flags.DEFINE_integer(
-    "heartbeat_seconds", 30, "how long a host may be silent before all stop", flag_values=values
-  )
-
-
-def _join(values: flags.FlagValues) -> None:
-  """Joins the other processes, if there are any."""
-  names = ("coordinator", "num_processes", "process_id")
-  given = {name: values[name].value for name in names}
-  if values["distributed"].value or any(value is not None for value in given.values()):
-    from dp_jax.training.distributed import Hosts, join
-
-    join(Hosts(**given, heartbeat_seconds=int(values["heartbeat_seconds"].value or 0)))
+  define_hosts(values)
 
 
 def _train(values: flags.FlagValues, arguments: list[str]) -> int:
@@ -56,7 +39,7 @@ def _train(values: flags.FlagValues, arguments: list[str]) -> int:
 
   if arguments or not values["workdir"].value:
     raise ValueError(f"give --workdir=DIR and no arguments (got {arguments}).")
-  _join(values)
+  join_hosts(values)
   config = together(lambda: config_of(values))
   result = train(
     config,

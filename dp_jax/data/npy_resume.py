@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,7 +28,10 @@ _SECRET = {
 
 
 class ResumableShards:
-  """A folder of shards that is filled over one or several processes, one after the other."""
+  """A folder of shards that is filled over several processes, one after the other or together.
+
+  Of those that work together one holds the folder open, and each writes shards of its own.
+  """
 
   def __init__(self, folder: Path, manifest: Mapping[str, Any], *, private: bool):
     """Describes the folder; nothing is written yet.
@@ -73,7 +77,17 @@ class ResumableShards:
       file.write(json.dumps(content, indent=2).encode() + b"\n")
 
   def finish(self) -> None:
-    """Gives the manifest its name, which marks the folder as complete."""
+    """Gives the manifest its name, which marks the folder as complete.
+
+    Raises:
+      ValueError: if a shard is not there.
+    """
+    for split, counts in self._manifest["splits"].items():
+      for shard in range(len(counts)):
+        if not self.has(split, shard):
+          raise ValueError(
+            f"{str(self._folder)!r} lacks shard {shard} of {split!r}: give the same command again."
+          )
     self.note(MANIFEST, self._manifest)
     (self._folder / _PLAN).unlink(missing_ok=True)
 
@@ -92,6 +106,8 @@ class ResumableShards:
         raise ValueError(
           f"{str(self._folder)!r} holds other arrays: {'; '.join(different)}. Choose a new folder."
         )
+      for left in self._folder.glob(".*.tmp"):
+        left.unlink()
       return
     # Hidden files: the lock, and what a process left that was killed while it wrote the plan.
     others = sorted(each.name for each in self._folder.iterdir() if not each.name.startswith("."))
@@ -110,7 +126,8 @@ class ResumableShards:
   @contextmanager
   def _replacing(self, path: Path) -> Iterator[Any]:
     """A file that takes its name once it is whole and on disk."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    # A name of its own: a host may still be at a shard that is given to another after a restart.
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     mode = 0o600 if self._private else 0o666
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     with os.fdopen(os.open(temporary, flags, mode), "wb") as file:

@@ -2,6 +2,7 @@
 
 import hashlib
 import secrets
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +21,6 @@ from dp_jax.training.distributed import (
 )
 from dp_jax.training.mesh import describe
 from dp_jax.training.prepare import Run
-from dp_jax.training.workdir import WorkDir
 
 _FIRST_STEPS = 3
 _PRIVATE = ("data_digest", "units_digest")
@@ -52,22 +52,22 @@ def agree_on_draws(key: MasterKey, sampler: Sampler, step: int, steps: int) -> N
   agree({"the step to start from": step}, hidden)
 
 
-def check_shared(folder: WorkDir) -> None:
-  """Refuses a work directory that is not one and the same on all hosts.
+def check_shared(folder: Path, name: str = "workdir") -> None:
+  """Refuses a folder that is not one and the same on all hosts; `name` is what messages call it.
 
   Raises:
     SharedError: on every host.
   """
   if jax.process_count() == 1:
     return
-  mark = folder.path / ".hosts"
+  mark = folder / ".hosts"
   token = from_first(secrets.token_hex(16))
   on_first(lambda: write_text(mark, token))
 
   def look() -> None:
     if not mark.exists() or mark.read_text() != token:
       raise ValueError(
-        f"workdir {str(folder.path)!r} is not the one of host 0: put it on a file system that all"
+        f"{name} {str(folder)!r} is not the one of host 0: put it on a file system that all"
         " hosts share."
       )
 

@@ -1,9 +1,11 @@
 """Features of a frozen public model for every record of a source, in shards on disk."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,8 +23,18 @@ from dp_jax.data.records import RecordSpec, complaint
 from dp_jax.data.source import Source
 from dp_jax.data.units import UnitLoader
 from dp_jax.models.backbones import Backbone, load_backbone
+from dp_jax.training.agreement import check_shared
 from dp_jax.training.config import Config
 from dp_jax.training.data import is_strict, open_split
+from dp_jax.training.distributed import (
+  agree,
+  code_version,
+  from_first,
+  is_first,
+  on_first,
+  stopping_all,
+  together,
+)
 from dp_jax.training.features_config import FeaturesConfig
 from dp_jax.training.prepare import record_spec
 from dp_jax.training.progress import Progress
@@ -31,6 +43,8 @@ from dp_jax.training.progress import Progress
 BAD_LABEL = -1
 # Microbatches that are decoded ahead of the device.
 _AHEAD = 2
+# How often to look whether other hosts are done.
+_LOOK_SECONDS = 0.2
 
 _log = logging.getLogger(__name__)
 _Batch = tuple[dict[str, np.ndarray], np.ndarray]
@@ -94,9 +108,12 @@ def extract_features(config: FeaturesConfig, out: Path, *, progress: bool = True
   that loses it loses nothing else. Of a feature beyond backbone.dtype the largest number that it
   holds is kept. What was wrong is noted beside the shards, which are private too.
 
+  Of several hosts, each writes a share of the shards; the first begins and completes the folder,
+  which all must see. How many there are may change when the command is given again.
+
   Args:
     config: what to extract.
-    out: the folder; new, or left by a process of the same configuration.
+    out: the folder; new, or left by processes of the same configuration.
     progress: whether to show progress on standard error.
 
   Returns:
@@ -107,15 +124,29 @@ def extract_features(config: FeaturesConfig, out: Path, *, progress: bool = True
       the configuration says strict, also for a malformed record, or a feature beyond
       backbone.dtype.
   """
-  extraction = prepare_features(config)
+  extraction = together(lambda: prepare_features(config))
+  _agree(extraction)
   for warning in extraction.backbone.warnings:
     _log.warning("warning: %s", warning)
   shards = ResumableShards(out, extraction.manifest, private=extraction.private)
-  with shards.open():
-    if not shards.complete:
-      _write_shards(extraction, shards, progress)
-      shards.finish()
+  with contextlib.ExitStack() as stack:
+    on_first(lambda: stack.enter_context(shards.open()))
+    check_shared(out, "the folder of features")
+    if not from_first(shards.complete):
+      with stopping_all():
+        _write_shards(extraction, shards, progress)
+        on_first(shards.finish)
   return extraction.manifest
+
+
+def _agree(extraction: Extraction) -> None:
+  """Stops all hosts if one would write other features (P18)."""
+  shown = json.loads(json.dumps(extraction.manifest))
+  hidden = {
+    "the records": [shown.pop("splits"), shown["origin"].pop("source_sha256")],
+    "the classes": shown.pop("class_names"),
+  }
+  agree({**extraction.config.to_dict(), "manifest": shown, "code": code_version()}, hidden)
 
 
 def _write_shards(extraction: Extraction, shards: ResumableShards, progress: bool) -> None:
@@ -126,17 +157,22 @@ def _write_shards(extraction: Extraction, shards: ResumableShards, progress: boo
     for shard, (start, count) in enumerate(zip(np.cumsum([0, *counts]), counts, strict=False))
   ]
   steps = {(split, shard): -(-count // size) for split, shard, _, count in plan}
-  done = sum(count for key, count in steps.items() if shards.has(*key))
-  bar = Progress(sum(steps.values()), done, size, "features", enabled=progress)
+  missing = from_first([i for i, (*key, _, _) in enumerate(plan) if not shards.has(*key)])
+  mine = [plan[i] for i in missing[jax.process_index() :: jax.process_count()]]
+  todo = sum(steps[split, shard] for split, shard, _, _ in mine)
+  done = sum(steps.values()) - sum(steps[plan[i][:2]] for i in missing)
+  bar = Progress(done + todo, done, size, "features", enabled=progress and is_first())
   forward = _forward(extraction)
-  for split, shard, start, count in plan:
-    if not shards.has(split, shard):
-      records = np.arange(start, start + count)
-      arrays, problems = _shard(extraction, split, records, forward, bar)
-      if problems:
-        shards.note(f"{split}_problems_{shard:05d}.json", problems)
-      shards.write(split, shard, arrays)
+  for split, shard, start, count in mine:
+    arrays, problems = _shard(extraction, split, np.arange(start, start + count), forward, bar)
+    if problems:
+      shards.note(f"{split}_problems_{shard:05d}.json", problems)
+    shards.write(split, shard, arrays)
   bar.close()
+  # Looked for, not waited for in a collective: those give up long before a slow host is done. If a
+  # host is gone, its missing heartbeat ends this one.
+  while not all(shards.has(*plan[i][:2]) for i in missing):
+    time.sleep(_LOOK_SECONDS)
 
 
 def _shard(
@@ -188,12 +224,14 @@ def _batches(loader: UnitLoader, records: np.ndarray, size: int) -> Iterator[_Ba
 
 
 def _forward(extraction: Extraction) -> _Forward:
-  """The frozen model over all devices, each with its part of the records.
+  """The frozen model over the devices of this host, each with its part of the records.
 
   It gives features in the dtype that is kept, and bool[N]: which rows it does not hold.
   """
   dtype = jnp.dtype(extraction.config.backbone.dtype)
-  mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+  devices = jax.local_devices()
+  auto = (jax.sharding.AxisType.Auto,)
+  mesh = jax.make_mesh((len(devices),), ("data",), axis_types=auto, devices=devices)
   split, whole = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in (("data",), ()))
   arrays = jax.device_put(extraction.backbone.arrays, whole)
 
@@ -209,7 +247,7 @@ def _forward(extraction: Extraction) -> _Forward:
 
 def _microbatch_size(config: FeaturesConfig) -> int:
   """Rounded up, so that every device has as many records."""
-  devices = len(jax.devices())
+  devices = jax.local_device_count()
   return -(-config.backbone.microbatch_size // devices) * devices
 
 

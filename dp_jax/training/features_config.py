@@ -22,7 +22,7 @@ class BackboneConfig:
     dtype: of the features on disk. What it does not hold (float16: above 65504) is an error on
       public data, or where data.strict is set; else it becomes the largest number that it holds.
     compute_dtype: of the model's activations.
-    microbatch_size: records per device call, over all devices.
+    microbatch_size: records per device call, over all devices of a host.
     records_per_shard: a shard is what is kept when the command is stopped.
   """
 

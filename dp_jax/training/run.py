@@ -122,7 +122,7 @@ def train(
     on_first(lambda: stack.enter_context(folder.open(config.to_dict())))
     stack.enter_context(owner_only())
     stack.enter_context(_full_disk_is_told(workdir))
-    check_shared(folder)
+    check_shared(workdir)
     if not from_first(folder.result.exists()):
       checkpoints = Checkpoints(
         folder.checkpoints, config.checkpoint.keep, run.fingerprint(), environment(),

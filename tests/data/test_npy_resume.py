@@ -68,6 +68,14 @@ def test_a_shard_without_its_labels_is_not_done(tmp_path):
   writer = _write(tmp_path / "a", [1, 2], finish=True)
   assert writer.complete
   assert len(NpyShards(str(tmp_path / "a"), "train")) == 10
+  assert not list((tmp_path / "a").glob(".*.tmp"))
+
+
+def test_a_folder_that_lacks_a_shard_is_not_completed(tmp_path):
+  with pytest.raises(ValueError, match="lacks shard 1 of 'train'"):
+    _write(tmp_path / "a", [0, 2], finish=True)
+  assert not (tmp_path / "a" / "manifest.json").exists()
+  _write(tmp_path / "a", [1], finish=True)
 
 
 def test_other_features_are_refused_by_name_and_nothing_changes(tmp_path):

@@ -3,7 +3,6 @@
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -11,7 +10,7 @@ import time
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from support import ROOT, finish, flags_of, key_file, lines, small_config, start
+from support import ROOT, finish, flags_of, free_port, key_file, lines, small_config, start
 
 from dp_jax.evaluation.predictions import check_same_records, load_predictions
 from dp_jax.training.run import train
@@ -28,12 +27,6 @@ def _config(**changes):
     "privacy__accountant": "rdp",  # which answers at once
     **changes,
   })  # fmt: skip
-
-
-def _port():
-  with socket.socket() as found:
-    found.bind(("127.0.0.1", 0))
-    return found.getsockname()[1]
 
 
 def _start(config, workdir, key, rank, port, processes=2, heartbeat=10):
@@ -166,7 +159,7 @@ def undisturbed(tmp_path_factory):
 
 def test_killing_one_stops_the_other_and_the_same_commands_go_on(undisturbed, tmp_path):
   config = _config(**LONG)
-  key, workdir, port = key_file(tmp_path), tmp_path / "run", _port()
+  key, workdir, port = key_file(tmp_path), tmp_path / "run", free_port()
   processes = [_start(config, workdir, key, rank, port) for rank in range(2)]
   _wait_for_step(workdir, processes, 12)
   processes[1].send_signal(signal.SIGKILL)
@@ -189,7 +182,7 @@ def test_sigterm_to_one_makes_all_save_the_same_step_and_the_same_commands_go_on
 ):
   """As when the scheduler takes one machine away."""
   config = _config(**LONG)
-  key, workdir, port = key_file(tmp_path), tmp_path / "run", _port()
+  key, workdir, port = key_file(tmp_path), tmp_path / "run", free_port()
   processes = [_start(config, workdir, key, rank, port) for rank in range(2)]
   _wait_for_step(workdir, processes, 3)
   processes[1].send_signal(signal.SIGTERM)
@@ -219,7 +212,7 @@ def _other_key(folder):
 def test_a_process_that_differs_stops_all_before_step_0_and_is_named(tmp_path):
   """P18: another learning rate, other data and another key on the second host."""
   here, there = _config(), _config(train__learning_rate=0.2, data__num_records=150)
-  keys, port = (key_file(tmp_path), _other_key(tmp_path)), _port()
+  keys, port = (key_file(tmp_path), _other_key(tmp_path)), free_port()
   processes = [
     _start(config, tmp_path / "run", keys[rank], rank, port)
     for rank, config in enumerate((here, there))
@@ -256,7 +249,7 @@ sys.exit(main(sys.argv[1:]))
 
 def test_different_keys_that_pass_as_replicated_are_caught(tmp_path):
   """Without the comparison both go on, with parameters that are taken for equal and are not."""
-  port, config = _port(), _config(train__steps=2)
+  port, config = free_port(), _config(train__steps=2)
   keys = (key_file(tmp_path), _other_key(tmp_path))
   processes = [
     subprocess.Popen(
