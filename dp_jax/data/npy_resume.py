@@ -86,7 +86,7 @@ class ResumableShards:
       for shard in range(len(counts)):
         if not self.has(split, shard):
           raise ValueError(
-            f"{str(self._folder)!r} lacks shard {shard} of {split!r}: give the same command again."
+            f"{str(self._folder)!r} lacks shards of {split!r}: give the same command again."
           )
     self.note(MANIFEST, self._manifest)
     (self._folder / _PLAN).unlink(missing_ok=True)

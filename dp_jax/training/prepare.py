@@ -178,7 +178,8 @@ def prepare(config: Config) -> Run:
   return Run(
     config, mesh, task, views, released, params, frozen, loader, eval_loader, privacy, mechanism,
     _optimizer(config.train, mechanism.steps) if solving is None else optax.identity(), divisor,
-    weights_digest, _weights_warnings(config, source), source.fingerprint(), units_digest(data),
+    weights_digest, _weights_warnings(config, source, public), source.fingerprint(),
+    units_digest(data),
     {**_public_facts(spec, assumed), **data_facts(config, loader), **_of_public(public)}, warnings,
     solving, public,
   )  # fmt: skip
@@ -245,13 +246,16 @@ def _initialise_head(arrays: Arrays, std: float, seed: int) -> Arrays:
   return {**arrays, "head.kernel": values, "head.bias": jnp.zeros_like(arrays["head.bias"])}
 
 
-def _weights_warnings(config: Config, source: Source) -> tuple[str, ...]:
+def _weights_warnings(
+  config: Config, source: Source, public: PublicFeatures | None
+) -> tuple[str, ...]:
   """Refuses weights that would carry private records into a private release."""
   if not config.privacy.enabled:
     return ()
   file = config.model.weights
   own = () if file is None else weights.starting_warnings(Path(file))
-  return *own, *(each for each in model_of_features(source)[1] if each not in own)
+  of_public = () if public is None else public.warnings
+  return tuple(dict.fromkeys((*own, *model_of_features(source)[1], *of_public)))
 
 
 def _optimizer(train: TrainConfig, steps: int) -> optax.GradientTransformation:

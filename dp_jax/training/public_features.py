@@ -14,6 +14,7 @@ from dp_jax.data.source import Source
 from dp_jax.solvers.data import FeatureData, Shard
 from dp_jax.solvers.head import PublicStatistics, public_statistics
 from dp_jax.training.config import Config
+from dp_jax.training.data import model_of_features
 
 # Rows that are read at a time.
 _ROWS = 4096
@@ -30,11 +31,13 @@ class PublicFeatures:
     digest: the sha256 of the file; of a folder, of the lines that `sha256sum` prints for its
       manifest and the files of the split, in order of their names.
     fact: what the statement says of them.
+    warnings: what it must say of the weights that made them.
   """
 
   statistics: PublicStatistics
   digest: str
   fact: str
+  warnings: tuple[str, ...]
 
 
 def read_public_features(
@@ -70,7 +73,7 @@ def read_public_features(
     raise ValueError(f"{called} has no two rows that differ: they say nothing of other features.")
   digest = _digest(path, solver.public_split)
   fact = f"sha256 {digest}, split {solver.public_split} of {path.name}"
-  return PublicFeatures(statistics, digest, fact)
+  return PublicFeatures(statistics, digest, fact, model_of_features(source)[1])
 
 
 def _check(called: str, source: Source, record: RecordSpec, sources: Sequence[Source]) -> None:

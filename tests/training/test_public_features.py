@@ -240,3 +240,10 @@ def test_the_file_of_the_run_is_refused_under_any_name_of_it(paths, tmp_path):
 
 def test_no_noised_mean_beside_a_public_one(paths):
   assert CENTRE not in prepare(config(*paths)).releases
+
+
+def test_what_is_said_of_the_weights_behind_them_is_said_of_the_run(paths, tmp_path):
+  """As that they are a private release themselves, whose guarantee adds to this one."""
+  said = {"weights_sha256": "ab", "weights_warnings": ["the weights are a release themselves"]}
+  public = _folder(tmp_path / "public", _rows(500, 1), **said)
+  assert prepare(config(paths[0], public)).weights_warnings == tuple(said["weights_warnings"])
