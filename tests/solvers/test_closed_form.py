@@ -70,6 +70,21 @@ def test_it_is_the_general_paths_sum(link, classes, records, bias, smoothing, cl
   assert total.head.sensitivity("replace_one") == general.sensitivity("replace_one") == 2.0
 
 
+@pytest.mark.parametrize("records", [1, 3])
+def test_a_record_with_a_label_that_is_no_class_is_blank(records):
+  task, arrays = _task()
+  units, _ = _units(5, records)
+  units["label"][:6, 0] = [-1, 5, 99, -(2**31), 2**31 - 1, -5]
+  blank = {**units, "label": units["label"].copy(), "record_mask": units["record_mask"].copy()}
+  blank["label"][:6, 0], blank["record_mask"][:6, 0] = 0, False
+  totals = []
+  for each in (units, blank):
+    total = ClosedFormSum(_head(task, arrays), "zero_out")
+    _add(total, each)
+    totals.append(_exact(total.total()))
+  np.testing.assert_array_equal(*totals)
+
+
 def test_raw_values_are_mapped_as_the_task_maps_them():
   task, arrays = _task(value_range=(0.0, 255.0))
   units, _ = _units(5)

@@ -208,12 +208,22 @@ def test_solver_runs_share_a_ledger(tmp_path):
 
 
 @pytest.mark.parametrize("adjacency", ["replace_one", "add_or_remove_one"])
-def test_every_adjacency_verifies(tmp_path, adjacency):
+def test_every_adjacency_verifies(tmp_path, adjacency, monkeypatch):
   privacy = {"adjacency": adjacency}
   if adjacency == "add_or_remove_one":
     privacy["expected_batch_size"] = 1000.0
   config = _config(_features(tmp_path / "data"), "least_squares", privacy=privacy)
+  divisors = []
+  solve_state = run_module.solve_state
+
+  def spy(solving, loader, num_units, *rest):
+    divisors.append(num_units)
+    return solve_state(solving, loader, num_units, *rest)
+
+  monkeypatch.setattr(run_module, "solve_state", spy)
   train(config, tmp_path / "run", progress=False)
+  # P2: never the number that is there, where that is secret.
+  assert divisors == [1000.0 if adjacency == "add_or_remove_one" else N]
   found = verify_release(tmp_path / "run" / "release")
   assert not found.problems, str(found)
 
