@@ -12,6 +12,11 @@ from typing import Any
 from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.evaluation.intervals import wilson
 
+# Sources that are no data sets but formats of a user's own files, and what these hold.
+_FORMATS = {
+  "csv": "table", "folder": "images", "npz": "arrays", "npy": "arrays", "hf": "data set",
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class RunView:
@@ -56,8 +61,14 @@ class RunView:
     return wilson(value, self.num_records)
 
   def source(self) -> str:
-    """The name of the data, as the config gives it."""
-    return str(self.config.get("data", {}).get("source", "unnamed data"))
+    """What to call the data: a name of their own, or that of their file if they are public."""
+    data = self.config.get("data", {})
+    source, path = str(data.get("source", "unnamed data")), data.get("path")
+    if source not in _FORMATS:
+      return source
+    if self.declared == "public" and path:
+      return Path(str(path)).name
+    return f"{self.declared.capitalize()} {_FORMATS[source]}"
 
 
 def load(workdir: Path, label: str, *, inside: bool = False) -> RunView:

@@ -147,6 +147,23 @@ def test_comparison_with_a_private_run_is_left_out(tmp_path, record):
   assert '<section id="cost"' not in text
 
 
+@pytest.mark.parametrize(("source", "path", "declared", "title"), [
+  ("csv", "/data/cohort.csv", "public", "cohort.csv"),
+  ("csv", "/data/Jane Doe.csv", "private", "Private table"),
+  ("npy", "/data/features/", "public", "features"),
+  ("npz", None, "public", "Public arrays"),
+  ("tfds:mnist", "/data", "private", "tfds:mnist"),
+])  # fmt: skip
+def test_the_title_names_the_data_where_that_is_public(tmp_path, source, path, declared, title):
+  run = write_run(tmp_path / "run", None, declared=declared, source=source)
+  config = json.loads((run / "config.json").read_text())
+  config["config"]["data"]["path"] = path
+  (run / "config.json").write_text(json.dumps(config))
+  text = render_report(run, {}).read_text(encoding="utf-8")
+  assert f"<title>Privacy report: {title}</title>" in text
+  assert f"<h1>{title}, trained without differential privacy</h1>" in text
+
+
 def test_plain_run_claims_nothing(tmp_path):
   text = render_report(write_run(tmp_path / "plain", None), {}).read_text(encoding="utf-8")
   assert "trained without differential privacy" in text
