@@ -2,10 +2,12 @@
 
 import math
 
+from scipy.special import ndtri
+
 from dp_jax.evaluation.bootstrap import Interval
 
 # Of the normal distribution, both tails together 5%.
-Z = 1.959964
+Z = float(ndtri(0.975))
 
 
 def wilson(fraction: float, count: int) -> Interval:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from dp_jax.evaluation.bootstrap import Interval
+from dp_jax.evaluation.intervals import Z
 from dp_jax.evaluation.paired import accuracy_difference
-from dp_jax.evaluation.predictions import load_predictions
 from dp_jax.report import formatting, page, plots
 from dp_jax.report.page import Section
 from dp_jax.report.run_view import RunView, number
@@ -129,16 +129,14 @@ def _interval_of(
   main: RunView, own: Interval, other: RunView, theirs: Interval
 ) -> tuple[float, float, str]:
   """The interval of the other run's accuracy less the main one's, and whether it is paired."""
-  if main.predictions is not None and other.predictions is not None:
-    try:
-      tables = [load_predictions(path) for path in (main.predictions, other.predictions)]
-      found = accuracy_difference(tables[0], tables[1])
-      return found.low, found.high, "paired"
-    except ValueError:
-      pass  # other records, or a file that says nothing: the accuracies are still known
+  try:
+    found = accuracy_difference(main.table, other.table)
+    return found.low, found.high, "paired"
+  except ValueError:
+    pass  # no or other predictions: the accuracies are still known
   variance = sum(
     interval.value * (1 - interval.value) / run.num_records
     for run, interval in ((main, own), (other, theirs))
   )
-  half = 1.96 * math.sqrt(variance)
+  half = Z * math.sqrt(variance)
   return theirs.value - own.value - half, theirs.value - own.value + half, "unpaired"

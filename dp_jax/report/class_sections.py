@@ -13,11 +13,7 @@ import numpy as np
 from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.evaluation.disclosure import MIN_UNITS, hidden_classes
 from dp_jax.evaluation.intervals import wilson
-from dp_jax.evaluation.predictions import (
-  PredictionTable,
-  check_same_records,
-  load_predictions,
-)
+from dp_jax.evaluation.predictions import PredictionTable, check_same_records
 from dp_jax.report import formatting, page, plots
 from dp_jax.report.page import Markup, Section
 from dp_jax.report.run_view import RunView, number
@@ -54,9 +50,7 @@ def hidden_on_page(runs: Sequence[RunView], groups: Sequence[str] = ()) -> list[
   main: PredictionTable | None = None
   for run in runs:
     try:
-      if run.predictions is None:
-        raise ValueError("no predictions")
-      table = load_predictions(run.predictions)
+      table = run.table
       if main is None or not _same_records(main, table):
         hidden |= hidden_classes(table, size, groups)
       main = main or table

@@ -11,7 +11,6 @@ from dp_jax.evaluation.fairness import Fairness, GroupFigure, fairness, measure
 from dp_jax.evaluation.predictions import (
   PredictionTable,
   check_same_records,
-  load_predictions,
 )
 from dp_jax.evaluation.record_metrics import METRICS, default_metrics
 from dp_jax.report import formatting, page, plots
@@ -45,7 +44,7 @@ def group_sections(main: RunView, others: Sequence[RunView]) -> list[Section]:
     return []
   private = any(run.declared != "public" for run in (main, *others))
   try:
-    table = load_predictions(main.predictions)
+    table = main.table
     partner = _partner(table, others)
     if partner is None:
       return _alone(main, table, columns, private)
@@ -68,7 +67,7 @@ def _partner(
 ) -> tuple[RunView, PredictionTable] | None:
   for other in sorted(others, key=lambda run: run.record is not None):
     if other.predictions is not None:
-      theirs = load_predictions(other.predictions)
+      theirs = other.table
       try:
         check_same_records([table, theirs])
       except ValueError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dp_jax.evaluation.disclosure import MIN_UNITS
-from dp_jax.evaluation.predictions import load_predictions
 from dp_jax.report import (
   accuracy_sections,
   calibration_section,
@@ -49,10 +48,8 @@ def measured_sections(
 
 def _has_too_few(run: RunView) -> bool:
   """Whether so few people were held out that no figure on all private ones may be shown."""
-  if run.predictions is None:
-    return False
   try:
-    return load_predictions(run.predictions).num_units < MIN_UNITS
+    return run.table.num_units < MIN_UNITS
   except ValueError:  # no predictions in the file: the sections that need them say so
     return False
 

@@ -6,11 +6,13 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.evaluation.intervals import wilson
+from dp_jax.evaluation.predictions import PredictionTable, load_predictions
 
 # Sources that are no data sets but formats of a user's own files, and what these hold.
 _FORMATS = {
@@ -52,6 +54,17 @@ class RunView:
     """Held-out records behind `final`, 0 if unknown."""
     count = number(self.final.get("num_records"))
     return int(count) if count is not None and count > 0 else 0
+
+  @cached_property
+  def table(self) -> PredictionTable:
+    """The predictions, read once.
+
+    Raises:
+      ValueError: if there are none, or the file is no such table.
+    """
+    if self.predictions is None:
+      raise ValueError("no predictions are kept")
+    return load_predictions(self.predictions)
 
   def accuracy(self) -> Interval | None:
     """Accuracy on the held-out split with its 95% Wilson interval, None if unknown."""

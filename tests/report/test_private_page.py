@@ -6,7 +6,7 @@ import pytest
 from made_up_runs import write_run
 from made_up_work_directories import people_table
 
-from dp_jax.report import privacy_json
+from dp_jax.report import privacy_json, run_view
 from dp_jax.report.html import private_path, render_report
 
 LOSS = 0.73164237
@@ -46,6 +46,17 @@ def test_groups_of_both_runs_stand_in_the_report(tmp_path, record):
   unpaired = render_report(run, {"plain": other}).read_text()
   assert "groups-accuracy" in _sections(unpaired)  # of the run alone
   assert "unpaired 95% interval" in unpaired
+
+
+@pytest.mark.parametrize("declared", ["public", "private"])
+def test_predictions_are_read_once_for_all_sections(tmp_path, facts, declared, monkeypatch):
+  record = privacy_json.privacy_record(facts(declared=declared))
+  runs = [_run(tmp_path / name, record, declared) for name in ("run", "other")]
+  read = []
+  load = run_view.load_predictions
+  monkeypatch.setattr(run_view, "load_predictions", lambda path: read.append(path) or load(path))
+  render_report(runs[0], {"other": runs[1]})
+  assert len(read) == len(set(read)) == 2, read
 
 
 def test_groups_that_cannot_be_shown_are_no_error(tmp_path, record):
