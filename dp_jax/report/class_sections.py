@@ -25,6 +25,12 @@ _FEW = (
   "takes that none of them follows from a total or from the groups on this page."
 )
 
+_HIDDEN = "*"
+_FEW_CONFUSED = (
+  f"A * stands for fewer than {MIN_UNITS} people, or for more where a single * of a class would "
+  "follow from the accuracy of the class."
+)
+
 Matrix = list[list[int] | None]
 
 
@@ -108,31 +114,40 @@ def class_section(runs: Sequence[RunView], hidden: Sequence[np.ndarray]) -> Sect
   )
 
 
-def confusion_section(run: RunView, hidden: np.ndarray) -> Section | None:
+def confusion_section(run: RunView, hidden: np.ndarray, private: bool) -> Section | None:
   """The confusion matrix as a shaded table; for many classes, the most frequent confusions.
 
   Args:
     run: whose matrix.
     hidden: bool[num_classes], the classes to suppress.
+    private: whether to suppress confusions of few people too.
   """
   matrix = _confusion(run, hidden)
   if matrix is None:
     return None
+  few = _few_confused(run, len(matrix)) if private else np.zeros((len(matrix),) * 2, bool)
   names = class_names(run, len(matrix))
   body = page.paragraph(
     f"Rows are the true class, columns the predicted one, of the run “{run.label}”."
   )
   if hidden.any():
     body += page.paragraph(_FEW, "note")
+  if few.any():
+    body += page.paragraph(_FEW_CONFUSED, "note")
   if len(matrix) <= MAX_ROWS:
     body += page.table(
       "Confusion matrix (records)",
       ["true \\ predicted", *names],
-      [_row(names[i], row, i, len(matrix)) for i, row in enumerate(matrix)],
+      [_row(names[i], row, i, few[i]) for i, row in enumerate(matrix)],
       "matrix",
     )
   pairs = sorted(
-    ((n, i, j) for i, row in enumerate(matrix) for j, n in enumerate(row or ()) if i != j and n),
+    (
+      (n, i, j)
+      for i, row in enumerate(matrix)
+      for j, n in enumerate(row or ())
+      if i != j and n and not few[i, j]
+    ),
     key=lambda item: (-item[0], item[1], item[2]),
   )
   if len(matrix) > MAX_ROWS:
@@ -145,6 +160,32 @@ def confusion_section(run: RunView, hidden: np.ndarray) -> Section | None:
     times = "once" if n == 1 else f"{formatting.count(n)} times"
     body += page.paragraph(f"Most frequent confusion: {names[i]} taken for {names[j]}, {times}.")
   return Section("confusion", "Confusion matrix", body)
+
+
+def _few_confused(run: RunView, size: int) -> np.ndarray:
+  """Which confusions are of few people: bool[size, size].
+
+  With one alone of a class another goes, since the accuracy of the class gives their sum. Of two
+  classes that accuracy is the confusion, and nothing is gained by hiding it.
+  """
+  few = np.zeros((size, size), bool)
+  if size < 3:
+    return few
+  try:
+    table = run.table
+  except ValueError:  # then all classes are suppressed
+    return few
+  cells = np.unique(np.stack([table.label * size + table.predicted, table.unit]), axis=1)[0]
+  people = np.bincount(cells, minlength=size * size).reshape(size, size).astype(float)
+  np.fill_diagonal(people, np.inf)
+  few = (people > 0) & (people < MIN_UNITS)
+  for row in np.flatnonzero(few.sum(axis=1) == 1):
+    others = np.flatnonzero((people[row] >= MIN_UNITS) & np.isfinite(people[row]))
+    if len(others):
+      few[row, others[np.argmin(people[row, others])]] = True
+    else:  # with what nobody is taken for
+      few[row] = np.arange(size) != row
+  return few
 
 
 def class_names(run: RunView, size: int) -> list[str]:
@@ -217,9 +258,9 @@ def _gap_row(
   ]
 
 
-def _row(name: str, row: Sequence[int] | None, own: int, size: int) -> list[page.Cell]:
+def _row(name: str, row: Sequence[int] | None, own: int, few: np.ndarray) -> list[page.Cell]:
   if row is None:
-    return [f"{name} ({SUPPRESSED})", *[""] * size]
+    return [f"{name} ({SUPPRESSED})", *[""] * len(few)]
   total = sum(row) or 1
   kind = {True: "hit", False: "miss"}
   cells = [
@@ -227,6 +268,7 @@ def _row(name: str, row: Sequence[int] | None, own: int, size: int) -> list[page
       f'<span class="{kind[j == own]}" style="--share:{n / total:.3f}">'
       f"{formatting.count(n) if n else '·'}</span>"
     )
+    if not few[j] else _HIDDEN
     for j, n in enumerate(row)
-  ]
+  ]  # fmt: skip
   return [name, *cells]

@@ -29,7 +29,8 @@ def measured_sections(
     compared: the columns whose groups the page shows already; None for sections on data.groups.
   """
   runs = [main, *others]
-  if any(run.declared != "public" for run in runs) and any(map(_has_too_few, runs)):
+  private = any(run.declared != "public" for run in runs)
+  if private and any(map(_has_too_few, runs)):
     return []
   found = [accuracy_sections.accuracy_section(runs), accuracy_sections.cost_section(main, others)]
   if compared is None:
@@ -40,7 +41,7 @@ def measured_sections(
   hidden = class_sections.hidden_on_page(runs, compared)
   found += [
     class_sections.class_section(runs, hidden),
-    class_sections.confusion_section(main, hidden[0]),
+    class_sections.confusion_section(main, hidden[0], private),
     calibration_section.calibration_section(runs),
   ]
   return [section for section in found if section is not None]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -67,6 +68,37 @@ def test_small_classes_of_private_data_are_suppressed_with_what_gives_them_away(
   assert "66.7%" not in text and "18" not in confusion and "60" not in confusion
   assert confusion.count("(suppressed)") == 2 and ">120<" in confusion
   assert "Most frequent" not in confusion  # the only mistakes are of the class that is hidden
+
+
+def _confused(folder, declared, mistakes):
+  """The rows of the confusion matrix of 300 people, of whom so many of class 0 are taken for .."""
+  table = _table((100, 100, 100))
+  predicted = table.label.copy()
+  start = 0
+  for taken_for, people in mistakes.items():
+    predicted[2 * start : 2 * (start + people)] = taken_for
+    start += people
+  run = _run(folder, declared, dataclasses.replace(table, predicted=predicted))
+  report = render_report(run, {})
+  text = (report if declared == "public" else private_path(run)).read_text()
+  rows = _section(text, "confusion").split("<tbody>")[1].split("</tbody>")[0].split("</tr>")
+  return [re.findall(r">([0-9*\u00b7]+)<", row)[1:] for row in rows[:3]], text
+
+
+@pytest.mark.parametrize(("mistakes", "shown"), [
+  ({1: 20, 2: 30}, ["100", "40", "60"]),
+  ({1: 9, 2: 10}, ["162", "*", "*"]),
+  ({1: 9, 2: 30}, ["122", "*", "*"]),  # else 78 mistakes less the 60 are the 18 records
+  ({1: 9}, ["182", "*", "*"]),
+  ({}, ["200", "·", "·"]),
+])  # fmt: skip
+def test_confusions_of_few_people_of_private_data_are_suppressed(tmp_path, mistakes, shown):
+  rows, text = _confused(tmp_path / "private", "private", mistakes)
+  assert rows[0] == shown and rows[1] == ["·", "200", "·"]
+  assert ("A * stands for fewer than 11" in text) == ("*" in shown)
+  assert ("Most frequent confusion" in text) == (20 in mistakes.values())
+  rows, text = _confused(tmp_path / "public", "public", mistakes)
+  assert "*" not in rows[0] and "A * stands" not in text
 
 
 def test_public_data_show_every_class(tmp_path):

@@ -196,6 +196,23 @@ def test_old_noise_is_not_put_on_other_statistics(tmp_path):
     train(Config.from_dict(config), tmp_path / "run", progress=False)
 
 
+def test_elsewhere_a_solver_draws_other_noise(tmp_path, monkeypatch):
+  """P10: other software rounds differently, and old noise on that would show the difference."""
+  config = _config(_features(tmp_path / "data"), "least_squares")
+  secrets = []
+
+  def killed(*arguments):
+    secrets.append(arguments[-1].secret)
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(run_module, "solve_state", killed)
+  for environment in ("here", "here", "elsewhere"):
+    monkeypatch.setattr(run_module, "environment", lambda name=environment: name)
+    with pytest.raises(KeyboardInterrupt):
+      train(config, tmp_path / "run", progress=False)
+  assert secrets[0] == secrets[1] != secrets[2]
+
+
 def test_solver_runs_share_a_ledger(tmp_path):
   path = _features(tmp_path / "data")
   ledger = tmp_path / "ledger.jsonl"
