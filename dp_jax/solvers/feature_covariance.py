@@ -13,9 +13,6 @@ from dp_jax.solvers.least_squares import MOMENT
 from dp_jax.solvers.noised import Releases, noise_edge
 from dp_jax.solvers.statistics import accumulate, second_moment
 
-# Of the mean eigenvalue: what a public moment, which has no noise, is never trusted below.
-_PUBLIC_EDGE = 1e-2
-
 
 @dataclasses.dataclass(frozen=True)
 class FeatureCovariance:
@@ -34,7 +31,8 @@ class FeatureCovariance:
     descent: the steps.
     moment_share: of the budget; the gradients have what is left.
     whiten, precondition: the powers, from 0 to 1.
-    ridge: in units of the largest eigenvalue of the noise in M.
+    ridge: in units of the largest eigenvalue of the noise in M; of a public M, of its mean
+      eigenvalue.
     damping: in units of the mean eigenvalue of M'.
 
   Mehta et al. 2023, arXiv:2211.13403, Section 4 (DP-FC).
@@ -77,7 +75,7 @@ class FeatureCovariance:
     """(whitening, preconditioner): functions of a noised or public moment alone."""
     public, size = self.preprocessing.public, rows.data.num_features
     if public is not None:
-      moment, edge = public.moment, _PUBLIC_EDGE * np.trace(public.moment) / size
+      moment, edge = public.moment, np.trace(public.moment) / size
     elif self.moment_share > 0:
       total = accumulate(rows, second_moment(ROW_NORM, exact=releases.exact))
       moment = releases.symmetric(MOMENT, total) / rows.data.num_units

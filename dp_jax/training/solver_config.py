@@ -30,7 +30,8 @@ class SolverConfig:
       moment is that of feature_covariance; they cost nothing, and nothing protects them.
     public_split: which of its splits.
     whiten, precondition, damping: of feature_covariance.
-    ridge: in units of the largest eigenvalue of the noise.
+    ridge: in units of the largest eigenvalue of the noise; of a public moment, of its mean
+      eigenvalue.
     bias: whether the head of feature_covariance has one.
     average: the share of the steps of feature_covariance, the last ones, whose heads are averaged;
       0 takes the last head.

@@ -10,6 +10,7 @@ import pytest
 from support import key_file, small_config
 
 from dp_jax.data.npy_writer import ShardWriter
+from dp_jax.privacy.keys import MasterKey
 from dp_jax.report.privacy_json import NOT_COVERED_FEATURES, record_digest
 from dp_jax.report.verify import verify_release
 from dp_jax.solvers.data import array_data
@@ -17,6 +18,7 @@ from dp_jax.solvers.descent import GRADIENT
 from dp_jax.solvers.head import CENTRE, public_statistics
 from dp_jax.solvers.least_squares import CROSS, EIGENVALUE, MOMENT
 from dp_jax.solvers.newton import HESSIAN
+from dp_jax.solvers.noised import Releases
 from dp_jax.training import prepare as prepare_module
 from dp_jax.training import run as run_module
 from dp_jax.training.prepare import prepare
@@ -103,6 +105,25 @@ def test_the_centre_costs_nothing_and_the_statement_names_the_file(
   (tmp_path / "run" / "release" / "privacy.json").write_text(json.dumps(record))
   problems = verify_release(tmp_path / "run" / "release").problems
   assert any(NOT_COVERED_FEATURES in problem for problem in problems)
+
+
+def test_the_public_moment_whitens(paths):
+  """By its formula, in float64: (M + ridge of the mean eigenvalue)^-whiten, at most 1."""
+  values = config(*paths).to_dict()
+  values["solver"] |= {"whiten": 0.4, "ridge": 0.7}
+  run = prepare(type(config(*paths)).from_dict(values))
+  key = MasterKey(bytes(32), is_test=True)
+  data = array_data(*_rows(50, 9), CLASSES)
+  found = run.solving.method.solve(data, Releases(run.solving.mechanisms, key)).transform
+  x = np.load(paths[1])["train_features"].astype(np.float64)
+  x /= np.linalg.norm(x, axis=1, keepdims=True)
+  x -= np.asarray(run.public_features.statistics.centre, np.float64)
+  x /= np.linalg.norm(x, axis=1, keepdims=True)
+  moment = x.T @ x / len(x)
+  values, vectors = np.linalg.eigh(moment)
+  white = (values + 0.7 * values.mean()) ** -0.4
+  expected = (vectors * white / white.max()) @ vectors.T
+  np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
 def _same_normalisation(tmp_path, public):
