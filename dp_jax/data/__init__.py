@@ -1,7 +1,8 @@
 """Data: random-access sources of records, and units assembled from them in static shapes."""
 
+from dp_jax.data.opening import open_source
 from dp_jax.data.records import RecordSpec, check_records
-from dp_jax.data.source import ArraySource, Record, RecordError, Source, SourceInfo, open_source
+from dp_jax.data.source import ArraySource, Record, RecordError, Source, SourceInfo
 from dp_jax.data.units import UnitLoader
 
 __all__ = [

@@ -9,7 +9,7 @@ from typing import Any
 
 from dp_jax.privacy import shares
 from dp_jax.privacy.mechanism import Mechanism
-from dp_jax.report import evaluation_points, ledger_check, privacy_json, statement
+from dp_jax.report import evaluation_points, ledger_check, privacy_json, statement, statement_items
 
 Record = Mapping[str, Any]
 
@@ -138,7 +138,7 @@ def _lists(record: Record) -> Iterator[str]:
 def _texts(record: Record) -> Iterator[str]:
   for name, write in (
     ("statement", statement.statement),
-    ("statement_long", statement.statement_long),
+    ("statement_long", statement_items.statement_long),
     ("nist_sp_800_226", evaluation_points.evaluation_points),
   ):
     if record[name] != write(record):

@@ -25,6 +25,7 @@ from dp_jax.report import (
   formatting,
   ledger_check,
   statement,
+  statement_items,
 )
 
 SCHEMA_VERSION = 1
@@ -169,7 +170,7 @@ def privacy_record(facts: ReleaseFacts) -> dict[str, Any]:
   # Through JSON once, so that tuples and numpy numbers are what a reader of the file gets.
   record = json.loads(json.dumps(record, allow_nan=False))
   record["statement"] = statement.statement(record)
-  record["statement_long"] = statement.statement_long(record)
+  record["statement_long"] = statement_items.statement_long(record)
   record["nist_sp_800_226"] = evaluation_points.evaluation_points(record)
   record["digest"] = record_digest(record)
   return record

@@ -14,6 +14,7 @@ from dp_jax.report import (
   plots,
   run_view,
   statement,
+  statement_items,
 )
 from dp_jax.report.page import Markup, Section
 from dp_jax.report.run_view import RunView
@@ -54,7 +55,7 @@ def details_section(record: Mapping[str, Any]) -> Section:
     "The list that Ponomareva et al. (2023, arXiv:2303.00654, Section 5.3.3) ask every report of "
     "a privacy guarantee to give, with unrounded numbers."
   )
-  body += page.definitions(statement.statement_items(record))
+  body += page.definitions(statement_items.statement_items(record))
   return Section("details", "The statement, point by point", body)
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from dp_jax.data.groups import bands
+from dp_jax.data.opening import open_source
 from dp_jax.data.records import RecordSpec
-from dp_jax.data.source import Source, open_source
+from dp_jax.data.source import Source
 from dp_jax.data.table_spec import TableSpec
 from dp_jax.data.units import UnitLoader
 from dp_jax.training.config import Config

@@ -12,7 +12,14 @@ from safetensors.numpy import save_file
 
 from dp_jax import privacy
 from dp_jax.privacy.ledger import Ledger
-from dp_jax.report import evaluation_points, manifest, model_card, privacy_json, statement
+from dp_jax.report import (
+  evaluation_points,
+  manifest,
+  model_card,
+  privacy_json,
+  statement,
+  statement_items,
+)
 
 NUM_UNITS = 1437
 CLASS_NAMES = ("zero", "one", "two")
@@ -111,7 +118,7 @@ def row_record(name: str) -> dict[str, Any]:
 def fit_texts(record: dict[str, Any]) -> dict[str, Any]:
   """The record with its texts written anew from its other fields, as a forger would."""
   record["statement"] = statement.statement(record)
-  record["statement_long"] = statement.statement_long(record)
+  record["statement_long"] = statement_items.statement_long(record)
   record["nist_sp_800_226"] = evaluation_points.evaluation_points(record)
   return record
 

@@ -11,7 +11,8 @@ from made_up_runs import row_record
 from dp_jax import privacy
 from dp_jax.gradients import gaussian
 from dp_jax.report import privacy_json
-from dp_jax.report.statement import PLAIN_STATEMENT, sampling_phrase, statement, statement_long
+from dp_jax.report.statement import PLAIN_STATEMENT, sampling_phrase, statement
+from dp_jax.report.statement_items import statement_long
 
 
 def test_two_sentences_with_everything_a_reader_needs(record):

@@ -11,6 +11,7 @@ from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.ghost.batch import Batch
 from dp_jax.gradients.ghost.interpreter import evaluate
 from dp_jax.gradients.ghost.plan import KNOWN, Group, make_plan
+from dp_jax.gradients.ghost.sums import Sums
 from dp_jax.gradients.ghost.uses import Recorder, Tapper, UnsupportedError, Use, Value
 from dp_jax.gradients.norms import quick_norms, total_norms
 from dp_jax.gradients.styles import ClipRule
@@ -147,7 +148,7 @@ def clipped_sum(
     The sum as a pair, the upper bounds of the norms float32[B], and the losses [B].
   """
   leaves, structure = jax.tree.flatten(params)
-  batch = Batch.run(traced, leaves, units, keys, exact)
+  batch = Batch.run(traced, leaves, units, keys)
   kept, left = _kept(traced.groups, mask.shape[0], memory_budget)
   gradients = {index: batch.gradients(traced.groups[index]) for index in kept}
   made = {i: batch.norms_by_unit(g) for i, g in left.items() if g.rule == "instantiate"}
@@ -177,7 +178,8 @@ def clipped_sum(
       ),
     )
   scales = rule.by_leaf(rule.scales(norms, mask))
-  total = batch.sum(scales, gradients, made, jnp.all(jnp.isfinite(norms)))
+  finite = jnp.all(jnp.isfinite(norms))
+  total = Sums(batch, exact).of_parameters(scales, gradients, made, finite)
   return _unflatten(structure, total), rule.combine(norms), batch.losses
 
 

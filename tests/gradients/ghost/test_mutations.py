@@ -10,7 +10,7 @@ import pytest
 from comparison import compare, contributions, normal
 from test_rules import CASES
 
-from dp_jax.gradients.ghost import arrays, batch, canonical, engine, interpreter, plan, rules
+from dp_jax.gradients.ghost import arrays, canonical, engine, interpreter, plan, rules, sums
 
 
 def _no_cross_term(patch):
@@ -130,7 +130,7 @@ def _cotangent_not_scaled(patch):
   def selected(g, s):
     return jnp.where(s.reshape(-1, *(1,) * (g.ndim - 1)) != 0, g, 0.0)
 
-  patch.setattr(batch, "scaled", selected)
+  patch.setattr(sums, "scaled", selected)
 
 
 def _lookup_not_scaled(patch):
@@ -232,7 +232,7 @@ def test_a_scale_without_zeroing_is_caught(monkeypatch):
   loss, params, units, _ = CASES["dense"]
   bad = units.at[1, 2].set(math.nan)
   assert np.max(contributions(loss, params, bad)) <= 1
-  for module in (arrays, batch):
+  for module in (arrays, sums):
     monkeypatch.setattr(module, "zeroed", lambda x, scales: x)
   assert np.max(contributions(loss, params, bad)) > 1
 
