@@ -30,21 +30,25 @@ METHODS: dict[str, Method] = {
     moment_share=0.05, whiten=0.35, precondition=0.3, ridge=0.5, damping=3.0,
   ),
   "DP-FC": FeatureCovariance(
-    Preprocessing(centre_share=0.006), Descent(steps=30, clip_norm=0.25, learning_rate=40.0),
+    Preprocessing(centre_share=0.006), Descent(steps=30, clip_norm=0.125, learning_rate=68.0),
     moment_share=0.1, whiten=0.0, precondition=1.0, damping=2.0,
   ),
   "descent": FeatureCovariance(
-    Preprocessing(), Descent(steps=60, clip_norm=0.25, learning_rate=1000.0), moment_share=0.0
+    Preprocessing(centre_share=0.006),
+    Descent(
+      steps=120, clip_norm=0.25, learning_rate=1000.0, schedule="constant", average=0.5
+    ),
+    moment_share=0.0,
   ),
   "one LAMB step": FeatureCovariance(
     Preprocessing(), Descent(steps=1, clip_norm=1.0, learning_rate=1.0, optimizer="lamb"),
     moment_share=0.0,
   ),
   "least_squares": LeastSquares(
-    Preprocessing(centre_share=0.02), moment_share=0.4, eigenvalue_share=0.05, ridge=1.0
+    Preprocessing(centre_share=0.006), moment_share=0.5, eigenvalue_share=0.01, ridge=1.0
   ),
   "newton": Newton(
-    Preprocessing(centre_share=0.02), steps=1, hessian_share=0.5, clip_norm=1.0, ridge=1.0
+    Preprocessing(centre_share=0.02), steps=5, hessian_share=0.7, clip_norm=0.5, ridge=0.15
   ),
 }  # fmt: skip
 
