@@ -47,9 +47,9 @@ Sizes = tuple[tuple[int, float], ...]
 ALL: Sizes = ((2000, 0.5), (2000, 2.0), (2000, 8.0), (10_000, 0.5), (10_000, 8.0), (40_000, 0.5),
               (40_000, 8.0))  # fmt: skip
 FEW: Sizes = ((2000, 0.5), (2000, 8.0), (10_000, 8.0))
-# Rows have norm 1; a centre whose noise is longer than this is not worth having.
 # Beyond so many features ten blocks take minutes a run.
 MOST_FOR_NEWTON = 1000
+# Rows have norm 1: how long the noise in a centre may be, and the most of the budget for that.
 CENTRE_NOISE, MOST_FOR_CENTRE = 0.1, 0.1
 FILE_560, FILE_1280 = (f"cifar10_efficientnet_lite2_{d}.npz" for d in (560, 1280))
 VEHICLES = (0, 1, 8, 9)
