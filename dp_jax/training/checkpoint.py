@@ -213,7 +213,8 @@ class Checkpoints:
       key = MasterKey(key.secret, about["test_key"])
       if key.digest() != about["key_digest"]:
         raise _Damaged("its key was changed")
-    return Restored(state, key, about["key_digest"], about["test_key"], about["environment"])
+    environment = about.get("environment", "an earlier version")
+    return Restored(state, key, about["key_digest"], about["test_key"], environment)
 
   def _read_state(self, step: int, like: TrainState) -> tuple[TrainState, MasterKey | None]:
     shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like._asdict())
