@@ -77,8 +77,10 @@ class Preprocessing:
 
   Attributes:
     power: x becomes sign(x) |x|^power, with the rows then scaled to norm 1.
-    centre_share: of the budget, for a noised mean that is subtracted; 0 subtracts none.
-    public: statistics of public features; their mean is subtracted in place of a noised one.
+    centre_share: of the budget, for a noised mean that is subtracted; 0 subtracts none, or the
+      public one.
+    public: statistics of public features. The mean is the part that carries over worst to other
+      records, so a share for a noised one may be worth its cost.
   """
 
   power: float = 1.0
@@ -89,17 +91,11 @@ class Preprocessing:
     """What it releases: the sum of rows, to which a unit adds at most 1."""
     if self.centre_share == 0:
       return []
-    if self.public is not None:
-      raise ValueError(
-        f"centre_share={self.centre_share}, but public statistics give the centre; set it to 0."
-      )
     return [Part(CENTRE, self.centre_share, 1, ROW_NORM)]
 
   def centre(self, data: FeatureData, releases: Releases) -> jax.Array | None:
     """The centre, float32[d]: noised, public, or none."""
-    if self.public is not None:
-      return jnp.asarray(self.public.centre, jnp.float32)
     if self.centre_share == 0:
-      return None
+      return None if self.public is None else jnp.asarray(self.public.centre, jnp.float32)
     total = accumulate(Rows(data, self.power), row_sum(ROW_NORM))
     return releases.vector(CENTRE, total) / data.num_units

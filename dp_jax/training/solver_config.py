@@ -26,8 +26,9 @@ class SolverConfig:
       feature_covariance plain gradient descent.
     eigenvalue_share: of the budget, for the smallest eigenvalue that least_squares needs.
     public_features: in place of noised statistics, an .npz file or a folder of .npy shards with
-      features of public records, made by the same model. Their mean is the centre, and their second
-      moment is that of feature_covariance; they cost nothing, and nothing protects them.
+      features of public records, made by the same model. Their mean is the centre, unless
+      centre_share has a noised one, and their second moment is that of feature_covariance; they
+      cost nothing, and nothing protects them.
     public_split: which of its splits.
     whiten, precondition, damping: of feature_covariance.
     ridge: in units of the largest eigenvalue of the noise; of a public moment, of its mean
@@ -101,8 +102,9 @@ def _section_checks(solver: SolverConfig) -> list[Check]:
     ("moment_share", 0 <= (solver.moment_share or 0) < free, "must leave some of the budget"),
     ("ridge", solver.ridge is None or solver.ridge > 0, "must be positive"),
     ("damping", solver.damping is None or solver.damping > 0, "must be positive"),
-    ("centre_share", not public or solver.centre_share == 0,
-     "must be 0: solver.public_features gives the centre, at no cost"),
+    ("centre_share", not public or needs_moment or solver.centre_share == 0,
+     f"must be 0: solver.public_features gives the centre, and {solver.method} takes nothing else"
+     " of them"),
     ("moment_share", not public or not needs_moment or not solver.moment_share,
      "must be 0: solver.public_features gives the moment, at no cost"),
     *((name, 0 <= (getattr(solver, name) or 0) <= 1, "must be from 0 to 1")

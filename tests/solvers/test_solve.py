@@ -154,10 +154,29 @@ def test_public_statistics_cost_nothing():
   found = solve(array_data(x, labels, CLASSES), method, SPEC, key=KEY)
   assert found.ledger.count == 1
   assert _accuracy(found.head) > 0.85
-  twice = dataclasses.replace(before, centre_share=0.1)
-  for wrong in (dataclasses.replace(method, moment_share=0.1), FeatureCovariance(twice, STEPS)):
-    with pytest.raises(ValueError, match="public statistics"):
-      wrong.parts()
+  with pytest.raises(ValueError, match="public statistics"):
+    dataclasses.replace(method, moment_share=0.1).parts()
+
+
+def test_a_noised_mean_takes_the_place_of_a_public_one():
+  public = public_statistics(array_data(*_made_up(2000, seed=5), CLASSES))
+  # A public mean that is far off, as that of other records may be.
+  before = Preprocessing(public=dataclasses.replace(public, centre=public.centre + 1))
+  x, labels = _made_up()
+  unit = x.astype(np.float64) / np.linalg.norm(x.astype(np.float64), axis=1, keepdims=True)
+  found = {}
+  for share in (0.0, 0.1):
+    method = FeatureCovariance(
+      dataclasses.replace(before, centre_share=share), STEPS, moment_share=0.0
+    )
+    assert [part.share for part in method.parts()] == ([share] if share else []) + [1 - share]
+    head = solve(
+      array_data(x, labels, CLASSES), method, PrivacySpec(30.0, 1e-4), key=KEY
+    ).head  # fmt: skip
+    found[share] = np.linalg.norm(head.centre - unit.mean(axis=0))
+    assert head.transform is not None
+  assert found[0.0] > 1
+  assert found[0.1] < 0.02
 
 
 def test_the_model_gives_the_logits_of_the_head(solutions):

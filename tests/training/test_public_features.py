@@ -240,7 +240,8 @@ def test_almost_the_same_records_are_other_records(paths, tmp_path):
 
 @pytest.mark.parametrize(("solver", "named"), [
   ({"method": "none"}, r"solver\.public_features=.*is for a solver"),
-  ({"centre_share": 0.1}, r"solver\.centre_share=0\.1 must be 0"),
+  ({"method": "newton", "moment_share": None, "centre_share": 0.1},
+   r"solver\.centre_share=0\.1 must be 0.*newton"),
   ({"moment_share": 0.1}, r"solver\.moment_share=0\.1 must be 0"),
   ({"method": "auto", "moment_share": 0.1}, r"solver\.moment_share=0\.1 must be 0"),
   ({"public_features": None, "public_split": "val"}, r"solver\.public_split='val'"),
