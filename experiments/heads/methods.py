@@ -2,7 +2,9 @@
 
 import dataclasses
 import hashlib
+import runpy
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,6 +19,8 @@ from dp_jax.solvers.head import Head, Preprocessing
 from dp_jax.solvers.least_squares import LeastSquares
 from dp_jax.solvers.newton import Newton
 from dp_jax.solvers.solve import Method, solve
+from dp_jax.training.config import Config
+from dp_jax.training.prepare import prepare
 from experiments.heads import data
 
 DELTA = 1e-5
@@ -51,6 +55,17 @@ METHODS: dict[str, Method] = {
     Preprocessing(centre_share=0.02), steps=5, hessian_share=0.7, clip_norm=0.5, ridge=0.15
   ),
 }  # fmt: skip
+
+
+def configured(path: Path, epsilon: float) -> Method:
+  """The method of configs/cifar10_features.py for a budget, as a run on the file takes it."""
+  file = Path(__file__).parents[2] / "configs" / "cifar10_features.py"
+  config = runpy.run_path(str(file))["get_config"]()
+  config.data.path, config.privacy.epsilon = str(path), epsilon
+  solving = prepare(Config.from_dict(config.to_dict())).solving
+  if solving is None:
+    raise ValueError(f"{file} has no solver")
+  return solving.method
 
 
 class Times(float):

@@ -67,7 +67,7 @@ def crop(photo: Image.Image, rng: np.random.Generator) -> np.ndarray:
 
 
 def oval(rng: np.random.Generator) -> np.ndarray:
-  """A mask float[SIDE, SIDE, 1] from 0 to 1: diamond, oval or box, turned, its edge soft or hard."""
+  """A mask float[SIDE, SIDE, 1] from 0 to 1: diamond, oval or box, turned, soft or hard."""
   y, x = np.mgrid[:SIDE, :SIDE] - rng.uniform(8, 24, 2)[:, None, None]
   angle, across = rng.uniform(0, np.pi), rng.uniform(4, 14, 2)
   along = (x * np.cos(angle) + y * np.sin(angle)) / across[0]
