@@ -1,11 +1,16 @@
 """A linear head on normalised features: what the solvers of `dp_jax.solvers` fit."""
 
+import math
 from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
+
+# (columns, factor) of each block of columns, one after the other.
+Blocks = tuple[tuple[int, float], ...]
 
 # Below it a row counts as zero: it has no direction.
 _SMALLEST_NORM = 1e-12
@@ -14,8 +19,9 @@ _SMALLEST_NORM = 1e-12
 class FeatureHead(nnx.Module):
   """Logits that are linear in a normalised feature vector.
 
-  The rows are first raised to a power, then scaled to norm 1, moved by a centre and scaled again,
-  multiplied by a matrix and scaled again. Each of these steps is optional.
+  The rows are first raised to a power, blocks of their columns multiplied by factors, then scaled
+  to norm 1, moved by a centre and scaled again, multiplied by a matrix and scaled again. Each of
+  these steps is optional.
   """
 
   def __init__(
@@ -27,6 +33,7 @@ class FeatureHead(nnx.Module):
     power: float = 1.0,
     centred: bool = False,
     transformed: bool = False,
+    blocks: Sequence[Sequence[float]] = (),
     dtype: DTypeLike = jnp.float32,
   ):
     """Builds the head.
@@ -38,17 +45,18 @@ class FeatureHead(nnx.Module):
       power: x becomes sign(x) |x|^power before anything else.
       centred: whether a centre is subtracted; it starts as zero.
       transformed: whether rows are multiplied by a matrix; it starts as the identity.
+      blocks: (columns, factor) of each block of columns; () multiplies none.
       dtype: of the head's product; rows are normalised in float32.
 
     Raises:
-      ValueError: if the input is no vector, or the power not positive.
+      ValueError: if the input is no vector, the power not positive, or the blocks do not fit.
     """
     if len(input_shape) != 1:
       raise ValueError(f"feature_head takes vectors, not inputs of shape {tuple(input_shape)}.")
     if not power > 0:
       raise ValueError(f"power={power!r} must be positive.")
     (size,) = input_shape
-    self.power = power
+    self.power, self.blocks = power, check_blocks(blocks, size)
     self.centre = nnx.Param(jnp.zeros(size)) if centred else None
     self.transform = nnx.Param(jnp.eye(size)) if transformed else None
     self.head = nnx.Linear(size, num_classes, dtype=dtype, rngs=rngs)
@@ -57,12 +65,32 @@ class FeatureHead(nnx.Module):
     """float[N, features] -> logits float[N, num_classes]."""
     centre = None if self.centre is None else self.centre[...]
     transform = None if self.transform is None else self.transform[...]
-    return self.head(feature_map(inputs, self.power, centre, transform)).astype(jnp.float32)
+    rows = feature_map(inputs, self.power, centre, transform, self.blocks)
+    return self.head(rows).astype(jnp.float32)
+
+
+def check_blocks(blocks: Sequence[Sequence[float]], size: int) -> Blocks:
+  """The blocks as a tuple.
+
+  Raises:
+    ValueError: if they are not of all columns, or a factor is not positive and finite.
+  """
+  for block in blocks:
+    if len(block) != 2 or not (0 < block[0] == int(block[0]) and 0 < block[1] < math.inf):
+      raise ValueError(
+        f"blocks: {tuple(block)} must be (columns, factor), a positive whole number and a positive"
+        " factor."
+      )
+  found = tuple((int(columns), float(factor)) for columns, factor in blocks)
+  total = sum(columns for columns, _ in found)
+  if found and total != size:
+    raise ValueError(f"blocks={found} are of {total} columns, but there are {size} features.")
+  return found
 
 
 def feature_map(
   x: jax.Array, power: float = 1.0, centre: jax.Array | None = None,
-  transform: jax.Array | None = None,
+  transform: jax.Array | None = None, blocks: Blocks = (),
 ) -> jax.Array:  # fmt: skip
   """Normalised features: each row depends on that row alone, and has norm 1 (or is zero).
 
@@ -71,6 +99,7 @@ def feature_map(
     power: x becomes sign(x) |x|^power.
     centre: float32[d], subtracted from the rows of norm 1; None leaves them.
     transform: float32[d, d], multiplied from the right; None leaves them.
+    blocks: (columns, factor) of each block of columns, multiplied after the power; () leaves them.
 
   Returns:
     float32[N, d]. A row that is not finite gives one that is not finite, or zero.
@@ -78,6 +107,8 @@ def feature_map(
   x = x.astype(jnp.float32)
   if power != 1:
     x = jnp.sign(x) * jnp.abs(x) ** power
+  if blocks:
+    x = x * np.repeat([np.float32(factor) for _, factor in blocks], [n for n, _ in blocks])
   x = unit_rows(x)
   if centre is not None:
     x = unit_rows(x - centre)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dp_jax.models.feature_head import feature_map
+from dp_jax.models.feature_head import Blocks, feature_map
 
 # {"inputs": float[B, K, d], "label": int32[B, K], "record_mask": bool[B, K]}
 Units = dict[str, Any]
@@ -104,6 +104,7 @@ class Rows:
     power: float = 1.0,
     centre: jax.Array | None = None,
     transform: jax.Array | None = None,
+    blocks: Blocks = (),
     memory_budget: int = MEMORY_BUDGET,
   ):
     """Sees nothing of the data yet.
@@ -113,10 +114,11 @@ class Rows:
       power: see `feature_map`.
       centre: the same; public, or noised before.
       transform: the same.
+      blocks: the same.
       memory_budget: bytes of rows that may be kept.
     """
     self._data = data
-    self._map = (power, centre, transform)
+    self._map = (power, centre, transform, blocks)
     self._budget = memory_budget
     self._kept: list[Shard] | None = None
 
@@ -129,11 +131,10 @@ class Rows:
     if self._kept is not None:
       yield from self._kept
       return
-    power, centre, transform = self._map
     kept: list[Shard] | None = []
     size = 0
     for units, mask in self._data.shards():
-      rows = _prepare(units, mask, power, centre, transform, self._data.num_classes), mask
+      rows = _prepare(units, mask, *self._map, self._data.num_classes), mask
       size += rows[0]["inputs"].nbytes
       if size > self._budget:
         kept = None
@@ -147,15 +148,16 @@ def _padded(x: np.ndarray, size: int) -> np.ndarray:
   return np.pad(x, [(0, size - len(x)), *((0, 0),) * (x.ndim - 1)])
 
 
-@jax.jit(static_argnames=("power", "num_classes"))
+@jax.jit(static_argnames=("power", "blocks", "num_classes"))
 def _prepare(
-  units: Units, mask: jax.Array, power: float, centre: Any, transform: Any, num_classes: int
-) -> Units:
+  units: Units, mask: jax.Array, power: float, centre: Any, transform: Any, blocks: Blocks,
+  num_classes: int,
+) -> Units:  # fmt: skip
   x, labels = units["inputs"], units["label"]
   real = units["record_mask"] & mask[:, None]
   real &= jnp.all(jnp.isfinite(x), axis=-1) & (labels >= 0) & (labels < num_classes)
   x = jnp.where(real[..., None], x, 0)
-  rows = feature_map(x.reshape(-1, x.shape[-1]), power, centre, transform).reshape(x.shape)
+  rows = feature_map(x.reshape(-1, x.shape[-1]), power, centre, transform, blocks).reshape(x.shape)
   return {
     "inputs": jnp.where(real[..., None], rows, 0.0),
     "label": jnp.where(real, labels, 0),

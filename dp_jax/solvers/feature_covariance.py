@@ -60,14 +60,13 @@ class FeatureCovariance:
 
   def solve(self, data: FeatureData, releases: Releases) -> Head:
     """Releases mean, moment and gradients, and returns the head that they lead to."""
-    power = self.preprocessing.power
     centre = self.preprocessing.centre(data, releases)
-    rows = Rows(data, power, centre)
+    rows = self.preprocessing.rows(data, centre)
     transform, preconditioner = self._matrices(rows, releases)
     if transform is not None:
-      rows = Rows(data, power, centre, transform)
+      rows = self.preprocessing.rows(data, centre, transform)
     params = descend(rows, releases, self.descent, preconditioner)
-    return Head(params["kernel"], params["bias"], power, centre, transform)
+    return self.preprocessing.head(params["kernel"], params["bias"], centre, transform)
 
   def _matrices(
     self, rows: Rows, releases: Releases

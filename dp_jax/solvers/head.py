@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from dp_jax.models.feature_head import feature_map
+from dp_jax.models.feature_head import Blocks, feature_map
 from dp_jax.privacy.shares import Part
 from dp_jax.solvers.data import FeatureData, Rows
 from dp_jax.solvers.noised import Releases
@@ -24,7 +24,7 @@ class Head:
   Attributes:
     kernel: float32[d, C].
     bias: float32[C].
-    power, centre, transform: see `feature_map`.
+    power, centre, transform, blocks: see `feature_map`.
   """
 
   kernel: jax.Array
@@ -32,10 +32,12 @@ class Head:
   power: float = 1.0
   centre: jax.Array | None = None
   transform: jax.Array | None = None
+  blocks: Blocks = ()
 
   def logits(self, features: jax.Array) -> jax.Array:
     """float[N, d] -> float32[N, C]."""
-    rows = feature_map(jnp.asarray(features), self.power, self.centre, self.transform)
+    x = jnp.asarray(features)
+    rows = feature_map(x, self.power, self.centre, self.transform, self.blocks)
     return rows @ self.kernel + self.bias
 
   def arrays(self) -> dict[str, jax.Array]:
@@ -61,11 +63,14 @@ class PublicStatistics:
   moment: np.ndarray
 
 
-def public_statistics(data: FeatureData, power: float = 1.0) -> PublicStatistics:
+def public_statistics(
+  data: FeatureData, power: float = 1.0, blocks: Blocks = ()
+) -> PublicStatistics:
   """Statistics of features that nobody's privacy hangs on, such as those of a public data set."""
-  total = accumulate(Rows(data, power), row_sum(ROW_NORM))
+  total = accumulate(Rows(data, power, blocks=blocks), row_sum(ROW_NORM))
   centre = np.asarray((total.sum + total.error) / data.num_units)
-  moment = accumulate(Rows(data, power, jnp.asarray(centre)), second_moment(ROW_NORM))
+  rows = Rows(data, power, jnp.asarray(centre), blocks=blocks)
+  moment = accumulate(rows, second_moment(ROW_NORM))
   return PublicStatistics(
     centre, (np.asarray(moment.sum, np.float64) + np.asarray(moment.error)) / data.num_units
   )
@@ -77,6 +82,8 @@ class Preprocessing:
 
   Attributes:
     power: x becomes sign(x) |x|^power, with the rows then scaled to norm 1.
+    blocks: (columns, factor) of each block of columns, such as one layer's: the columns are
+      multiplied by the factor first; () leaves them.
     centre_share: of the budget, for a noised mean that is subtracted; 0 subtracts none, or the
       public one.
     public: statistics of public features. The mean is the part that carries over worst to other
@@ -86,6 +93,7 @@ class Preprocessing:
   power: float = 1.0
   centre_share: float = 0.0
   public: PublicStatistics | None = None
+  blocks: Blocks = ()
 
   def parts(self) -> list[Part]:
     """What it releases: the sum of rows, to which a unit adds at most 1."""
@@ -97,5 +105,18 @@ class Preprocessing:
     """The centre, float32[d]: noised, public, or none."""
     if self.centre_share == 0:
       return None if self.public is None else jnp.asarray(self.public.centre, jnp.float32)
-    total = accumulate(Rows(data, self.power), row_sum(ROW_NORM))
+    total = accumulate(self.rows(data, None), row_sum(ROW_NORM))
     return releases.vector(CENTRE, total) / data.num_units
+
+  def rows(
+    self, data: FeatureData, centre: jax.Array | None, transform: jax.Array | None = None
+  ) -> Rows:
+    """The normalised rows."""
+    return Rows(data, self.power, centre, transform, self.blocks)
+
+  def head(
+    self, kernel: jax.Array, bias: jax.Array, centre: jax.Array | None,
+    transform: jax.Array | None = None,
+  ) -> Head:  # fmt: skip
+    """A head on such rows."""
+    return Head(kernel, bias, self.power, centre, transform, self.blocks)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dp_jax.privacy.shares import Part
-from dp_jax.solvers.data import FeatureData, Rows
+from dp_jax.solvers.data import FeatureData
 from dp_jax.solvers.head import ROW_NORM, Head, Preprocessing
 from dp_jax.solvers.noised import Releases, noise_edge
 from dp_jax.solvers.statistics import accumulate, cross_moment, second_moment
@@ -55,9 +55,8 @@ class LeastSquares:
 
   def solve(self, data: FeatureData, releases: Releases) -> Head:
     """Releases the statistics and solves for the head. Logits are scores around zero."""
-    power = self.preprocessing.power
     centre = self.preprocessing.centre(data, releases)
-    rows = Rows(data, power, centre)
+    rows = self.preprocessing.rows(data, centre)
     moment = accumulate(rows, second_moment(ROW_NORM, exact=releases.exact))
     upper = np.triu(np.asarray(moment.sum, np.float64) + np.asarray(moment.error, np.float64))
     exact = upper + np.triu(upper, 1).T
@@ -70,7 +69,7 @@ class LeastSquares:
     edge = self.ridge * noise_edge(releases.mechanisms[MOMENT], data.num_features)
     kernel = _ridge_solution(noised, cross_noised, max(0.0, edge - max(0.0, least)), edge)
     bias = jnp.zeros(data.num_classes)
-    return Head(jnp.asarray(kernel, jnp.float32), bias, power, centre)
+    return self.preprocessing.head(jnp.asarray(kernel, jnp.float32), bias, centre)
 
 
 def _ridge_solution(moment: np.ndarray, cross: np.ndarray, ridge: float, edge: float) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.privacy.shares import Part
-from dp_jax.solvers.data import FeatureData, Rows
+from dp_jax.solvers.data import FeatureData
 from dp_jax.solvers.descent import GRADIENT, gradient_sum
 from dp_jax.solvers.head import ROW_NORM, Head, Preprocessing
 from dp_jax.solvers.noised import Releases, noise_edge
@@ -66,9 +66,8 @@ class Newton:
       ValueError: if the blocks exceed the memory budget; it says what they would take.
     """
     self.check_memory(data.num_features, data.num_classes)
-    power = self.preprocessing.power
     centre = self.preprocessing.centre(data, releases)
-    rows = Rows(data, power, centre)
+    rows = self.preprocessing.rows(data, centre)
     kernel = jnp.zeros((data.num_features, data.num_classes))
     accumulate_gradient = gradient_sum(releases.mechanisms[GRADIENT].clip_norm)
     edge = noise_edge(releases.mechanisms[HESSIAN], data.num_features)
@@ -81,7 +80,7 @@ class Newton:
         gradient = accumulate_gradient({"kernel": kernel}, gradient, units, mask)
       noised = np.asarray(releases.vector(GRADIENT, gradient, step)["kernel"], np.float64)
       kernel = kernel - jnp.asarray(_solve(blocks, noised, self.ridge * edge), jnp.float32)
-    return Head(kernel, jnp.zeros(data.num_classes), power, centre)
+    return self.preprocessing.head(kernel, jnp.zeros(data.num_classes), centre)
 
   def check_memory(self, num_features: int, num_classes: int) -> None:
     """Refuses blocks that do not fit."""

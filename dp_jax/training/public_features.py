@@ -11,6 +11,7 @@ from dp_jax.data.npy_shards import MANIFEST, NpyShards
 from dp_jax.data.npz import open_npz
 from dp_jax.data.records import RecordSpec, read_records
 from dp_jax.data.source import Source
+from dp_jax.models.feature_head import check_blocks
 from dp_jax.solvers.data import FeatureData, Shard
 from dp_jax.solvers.head import PublicStatistics, public_statistics
 from dp_jax.training.config import Config
@@ -68,7 +69,8 @@ def read_public_features(
   else:
     source = NpyShards(str(path), solver.public_split)
   _check(called, source, record, sources)
-  statistics = public_statistics(_data(called, source), solver.power)
+  blocks = check_blocks(solver.blocks, record.input_shape[0])
+  statistics = public_statistics(_data(called, source), solver.power, blocks)
   if not np.trace(statistics.moment) > 0:
     raise ValueError(f"{called} has no two rows that differ: they say nothing of other features.")
   digest = _digest(path, solver.public_split)

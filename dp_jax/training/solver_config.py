@@ -21,6 +21,9 @@ class SolverConfig:
     method: none trains by the ordinary loop, whatever else stands here; auto takes what
       dp_jax.solvers.choice says.
     power: features are raised to it, with their sign, before they are scaled to norm 1.
+    blocks: (columns, factor) of each block of columns, one after the other, such as the layers that
+      `dp-jax features` puts side by side: its columns are multiplied by the factor, before rows are
+      scaled to norm 1. () multiplies none.
     centre_share: of the budget, for a noised mean of the features; 0 releases none.
     moment_share: of the budget, for their noised second moment (newton: its Hessian); 0 makes
       feature_covariance plain gradient descent.
@@ -40,6 +43,7 @@ class SolverConfig:
 
   method: Literal["none", "auto", "least_squares", "feature_covariance", "newton"] = "none"
   power: float = 1.0
+  blocks: tuple[tuple[float, ...], ...] = ()
   centre_share: float = 0.0
   moment_share: float | None = None
   eigenvalue_share: float | None = None
@@ -78,6 +82,8 @@ def solver_checks(solver: SolverConfig, config: Any) -> list[Check]:
   public = solver.public_features is not None
   settings = [
     (not public or solver.method != "none", "solver.public_features", solver.public_features,
+     "is for a solver: set solver.method"),
+    (not solver.blocks or solver.method != "none", "solver.blocks", solver.blocks,
      "is for a solver: set solver.method"),
     (public or solver.public_split == SolverConfig.public_split, "solver.public_split",
      solver.public_split, "is a split of solver.public_features, which is not set"),

@@ -11,6 +11,7 @@ from dp_jax.data.pipeline import in_order
 from dp_jax.data.records import RecordSpec
 from dp_jax.data.units import UnitLoader
 from dp_jax.gradients.noise import check_stddev
+from dp_jax.models.feature_head import Blocks, check_blocks
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.spec import PrivacySpec
@@ -49,7 +50,8 @@ class Solving:
       and (public or method.moment_share > 0)
     )
     centred = public or before.centre_share > 0
-    return {"power": before.power, "centred": centred, "transformed": transformed}
+    blocks = {"blocks": before.blocks} if before.blocks else {}
+    return {"power": before.power, "centred": centred, "transformed": transformed, **blocks}
 
 
 def check_features(record: RecordSpec) -> None:
@@ -96,7 +98,7 @@ def make_solving(
   name = config.solver.method
   if name == "auto":
     name = choose(spec.epsilon, declared or num_units, record.input_shape[0], record.num_classes)
-  method = _method(config, name, public)
+  method = _method(config, name, public, check_blocks(config.solver.blocks, record.input_shape[0]))
   mechanisms = plan(method, spec, declared)
   for mechanism in mechanisms.values():
     check_stddev(mechanism.stddev)
@@ -130,9 +132,9 @@ def solve_state(
   return TrainState(state.step + 1, arrays, state.opt_state, jax.tree.map(jnp.array, arrays))
 
 
-def _method(config: Config, name: str, public: PublicStatistics | None) -> Method:
+def _method(config: Config, name: str, public: PublicStatistics | None, blocks: Blocks) -> Method:
   solver, train, clip_norm = config.solver, config.train, config.privacy.clip_norm
-  before = Preprocessing(solver.power, solver.centre_share, public)
+  before = Preprocessing(solver.power, solver.centre_share, public, blocks)
   moment = {"moment_share": solver.moment_share, "ridge": solver.ridge}
   if name == "least_squares":
     return LeastSquares(before, **_set(eigenvalue_share=solver.eigenvalue_share, **moment))

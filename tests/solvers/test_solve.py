@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dp_jax.models.build import ModelSpec
+from dp_jax.models.feature_head import check_blocks
 from dp_jax.models.functional import split
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.ledger import BudgetError, Ledger
@@ -189,6 +190,38 @@ def test_the_model_gives_the_logits_of_the_head(solutions):
   np.testing.assert_allclose(
     functional.bind(head.arrays())(x), head.logits(x), rtol=1e-5, atol=1e-5
   )
+
+
+@pytest.mark.parametrize("blocks", [((3, 1.0), (5, 4.0)), ((8, 3.0),)])
+def test_blocks_are_as_features_multiplied_before(blocks):
+  """One factor for all columns changes nothing, since rows are scaled to norm 1."""
+  x, labels = _made_up()
+  before = Preprocessing(power=0.5, centre_share=0.1, blocks=blocks)
+  method = FeatureCovariance(before, STEPS, moment_share=0.2)
+  found = solve(array_data(x, labels, CLASSES), method, SPEC, key=KEY).head
+  # The power comes first, so that factors are not raised to it.
+  factors = np.repeat([factor**2 for _, factor in blocks], [columns for columns, _ in blocks])
+  plain = dataclasses.replace(method, preprocessing=dataclasses.replace(before, blocks=()))
+  multiplied = x.astype(np.float32) * factors.astype(np.float32)
+  want = solve(array_data(multiplied, labels, CLASSES), plain, SPEC, key=KEY).head
+  np.testing.assert_allclose(found.logits(x[:50]), want.logits(multiplied[:50]), atol=2e-3)
+  sizes = {"power": 0.5, "centred": True, "transformed": True, "blocks": blocks}
+  spec = ModelSpec("feature_head", sizes, (D,), CLASSES, (-1.0, 1.0))
+  functional, _ = split(ModelSpec.from_json(spec.to_json()).build(seed=0))
+  rows = jnp.asarray(x[:50], jnp.float32)
+  np.testing.assert_allclose(
+    functional.bind(found.arrays())(rows), found.logits(rows), rtol=1e-5, atol=1e-5
+  )
+
+
+@pytest.mark.parametrize(("blocks", "named"), [
+  (((3, 1.0), (4, 2.0)), "of 7 columns, but there are 8"), (((8, 0.0),), "positive factor"),
+  (((3.5, 1.0), (4.5, 1.0)), "whole number"), (((8,),), "columns, factor"),
+  (((8, float("nan")),), "positive factor"),
+])  # fmt: skip
+def test_blocks_that_do_not_fit_are_refused(blocks, named):
+  with pytest.raises(ValueError, match=named):
+    check_blocks(blocks, D)
 
 
 def test_a_hessian_that_does_not_fit_is_refused_with_its_size():
