@@ -24,20 +24,25 @@ PASTED = 0.6
 
 
 def main() -> None:
-  """Writes FOLDER/train/PHOTO/NUMBER.jpg; the photo is the one that the background is from."""
+  """Writes the images."""
   if len(sys.argv) != 2:
     sys.exit(__doc__)
+  write(Path(sys.argv[1]), COUNT)
+
+
+def write(folder: Path, count: int) -> None:
+  """Writes FOLDER/train/PHOTO/NUMBER.jpg; the photo is the one that the background is from."""
   shipped = load_sample_images()
   photos = [Image.fromarray(image) for image in shipped.images]
   names = [Path(name).stem for name in shipped.filenames]
   rng = np.random.default_rng(SEED)
-  for number in range(COUNT):
+  for number in range(count):
     which = int(rng.integers(len(photos)))
     pixels = crop(photos[which], rng)
     if rng.random() < PASTED:
       mask = oval(rng)
       pixels = pixels * (1 - mask) + crop(photos[int(rng.integers(len(photos)))], rng) * mask
-    path = Path(sys.argv[1]) / "train" / names[which] / f"{number:05d}.jpg"
+    path = folder / "train" / names[which] / f"{number:05d}.jpg"
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(path, quality=75)
 

@@ -291,6 +291,6 @@ def test_settings_that_a_solver_ignores_are_refused(capsys, tmp_path):
              f"--workdir={tmp_path / 'run'}", "--config.data.path=nowhere.npz",
              "--config.solver.method=newton"]  # fmt: skip
   line = refused(capsys, *command)
-  assert "solver.whiten=0.35 is not used by solver.method=newton" in line
+  assert "solver.whiten=0.2 is not used by solver.method=newton" in line
   assert "feature_covariance alone" in line
   assert not (tmp_path / "run").exists()
