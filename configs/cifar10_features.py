@@ -3,8 +3,10 @@
 Command:   python -m dp_jax train --config=configs/cifar10_features.py --workdir=runs/cifar10
            --config.data.path=cifar10_efficientnet_lite2_560.npz
            other budgets: --config.privacy.epsilon=4 (the learning rate follows)
-Time:      TIME
-Expected:  EXPECTED
+Time:      11 seconds from start to report on 2 cores (x86 CPU, 2026-11-30).
+Expected:  82.2% on the 10,000 test rows (standard deviation 0.2 over 5 seeds); 83.1% at epsilon
+           4; 83.9% without privacy. Settings were chosen on held-out training rows; how, and when
+           test rows were looked at: experiments/heads/README.md.
 Public:    cifar10_public/, features of 2,000 crops of the two photos that scikit-learn ships, from
            the same backbone: experiments/heads/public_photos.py. Their second moment says which
            directions of the features are long and which short, at no cost.
@@ -29,7 +31,7 @@ def get_config() -> ConfigDict:
   config.privacy.sampling = "full_batch"
   config.privacy.clip_norm = 0.18
   config.privacy.hyperparameter_selection = (
-    "Chosen among more than four hundred settings by accuracy on held-out rows of the same training"
+    "Chosen among some five hundred settings by accuracy on held-out rows of the same training"
     " data, which this guarantee does not cover"
   )
   config.train.steps = 36

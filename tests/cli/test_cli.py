@@ -289,7 +289,7 @@ def test_settings_that_a_solver_ignores_are_refused(capsys, tmp_path):
   """A config file that sets them for one method, and a flag that takes another."""
   command = ["train", f"--config={ROOT / 'configs' / 'cifar10_features.py'}",
              f"--workdir={tmp_path / 'run'}", "--config.data.path=nowhere.npz",
-             "--config.solver.method=newton"]  # fmt: skip
+             "--config.solver.method=newton", "--config.solver.centre_share=0"]  # fmt: skip
   line = refused(capsys, *command)
   assert "solver.whiten=0.2 is not used by solver.method=newton" in line
   assert "feature_covariance alone" in line
