@@ -102,7 +102,7 @@ def feature_map(
     blocks: (columns, factor) of each block of columns, multiplied after the power; () leaves them.
 
   Returns:
-    float32[N, d]. A row that is not finite gives one that is not finite, or zero.
+    float32[N, d]. A row that is not finite, or overflows on the way, gives zero.
   """
   x = x.astype(jnp.float32)
   if power != 1:
@@ -118,7 +118,9 @@ def feature_map(
 
 
 def unit_rows(x: jax.Array) -> jax.Array:
-  """Scales the rows of float32[N, d] to norm 1; a row of almost no length becomes zero."""
-  # A row whose squares overflow has an infinite norm, and so becomes zero.
+  """Scales the rows of float32[N, d] to norm 1; one of almost no or of infinite length is zero."""
   norms = jnp.linalg.norm(x, axis=1, keepdims=True)
-  return jnp.where(norms > _SMALLEST_NORM, x / jnp.maximum(norms, _SMALLEST_NORM), 0.0)
+  # Not so for a norm that is no number, nor for an infinite one: a row may overflow in a power, a
+  # factor or its squares, and would pass on what is no number to the sums of all records.
+  fits = (norms > _SMALLEST_NORM) & (norms < jnp.inf)
+  return jnp.where(fits, x / jnp.maximum(norms, _SMALLEST_NORM), 0.0)

@@ -15,7 +15,7 @@ from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.solvers.data import Rows, array_data
 from dp_jax.solvers.descent import Descent, descend
 from dp_jax.solvers.feature_covariance import FeatureCovariance
-from dp_jax.solvers.head import Preprocessing, public_statistics
+from dp_jax.solvers.head import ROW_NORM, Preprocessing, public_statistics
 from dp_jax.solvers.least_squares import LeastSquares
 from dp_jax.solvers.newton import CURVATURE_BOUND, Newton, _curvature
 from dp_jax.solvers.noised import Releases
@@ -23,6 +23,7 @@ from dp_jax.solvers.solve import plan, solve
 from dp_jax.solvers.statistics import (
   accumulate,
   cross_moment,
+  row_sum,
   second_moment,
   weighted_moments,
 )
@@ -212,6 +213,24 @@ def test_blocks_are_as_features_multiplied_before(blocks):
   np.testing.assert_allclose(
     functional.bind(found.arrays())(rows), found.logits(rows), rtol=1e-5, atol=1e-5
   )
+
+
+@pytest.mark.parametrize("before", [
+  Preprocessing(power=2.0, centre_share=0.1), Preprocessing(centre_share=0.1, blocks=((D, 1e10),)),
+])  # fmt: skip
+def test_a_record_that_overflows_on_the_way_changes_no_more_than_another(before):
+  """Finite numbers whose square, or product with a factor, is infinite."""
+  x, labels = _made_up(200)
+  clean, hostile = x.astype(np.float32), x.astype(np.float32)
+  clean[7], hostile[7] = 0, 1e30
+  hostile[7, 2] = 1.0
+  sums = []
+  for rows in (clean, hostile):
+    data = array_data(rows, labels, CLASSES, shard_size=64)
+    mapped = before.rows(data, None)
+    assert all(np.isfinite(units["inputs"]).all() for units, _ in mapped)
+    sums.append(np.asarray(accumulate(mapped, row_sum(ROW_NORM)).sum))
+  assert np.linalg.norm(sums[1] - sums[0]) < ROW_NORM * (1 + 1e-5)
 
 
 @pytest.mark.parametrize(("blocks", "named"), [
