@@ -51,7 +51,7 @@ def test_one_host_alone_does_the_plain_thing():
 @pytest.mark.parametrize("method", ["least_squares", "feature_covariance", "newton", "auto"])
 def test_solvers_are_refused_on_several_hosts(monkeypatch, method):
   config = small_config(
-    solver={"method": method}, model={"name": "feature_head"}, train__steps=1,
+    solver={"method": method}, model={"name": "feature_head"}, train={"steps": 1},
     privacy={"epsilon": 3.0, "delta": 1e-4, "sampling": "full_batch"},
   )  # fmt: skip
   monkeypatch.setattr("jax.process_count", lambda: 2)
