@@ -73,9 +73,6 @@ def join(hosts: Hosts) -> None:
   if hosts.heartbeat_seconds < 1:
     raise ValueError(f"--heartbeat_seconds={hosts.heartbeat_seconds} must be at least 1.")
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
-  # On CPUs, programs that are dispatched ahead may run in another order on each host; two that both
-  # wait for the others would then wait for ever.
-  jax.config.update("jax_cpu_enable_async_dispatch", False)
   try:
     jax.distributed.initialize(*given, heartbeat_timeout_seconds=hosts.heartbeat_seconds)
   except (ValueError, RuntimeError) as error:
