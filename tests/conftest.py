@@ -23,3 +23,12 @@ def shared_data() -> Path:
   if not folder.is_dir():
     pytest.skip(f"needs the real data in {folder.name}/, which is not part of the project")
   return folder
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+  """Code that one process has compiled is there for the next; it holds no key."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
+    patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    yield

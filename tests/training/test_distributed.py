@@ -47,13 +47,7 @@ def _launch(config, workdir, key, processes=2):
   )  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory):
-  """Code that one process has compiled is there for the next; it holds no key."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-    patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    yield
+pytestmark = pytest.mark.usefixtures("compiled")
 
 
 @pytest.fixture(scope="module")

@@ -24,13 +24,7 @@ SPEC = ModelSpec(
 COUNT, PER_SHARD = 60, 2
 
 
-@pytest.fixture(scope="module", autouse=True)
-def compiled(tmp_path_factory):
-  """What one process has compiled is there for the next."""
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path_factory.mktemp("compiled")))
-    patch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-    yield
+pytestmark = pytest.mark.usefixtures("compiled")
 
 
 @pytest.fixture(scope="module")
