@@ -44,6 +44,11 @@ def zeros_like(tree: PyTree) -> Compensated:
   )
 
 
+def of(tree: PyTree) -> Compensated:
+  """A float32 tree as a pair."""
+  return Compensated(tree, jax.tree.map(jnp.zeros_like, tree))
+
+
 def add(a: Compensated, b: Compensated) -> Compensated:
   """Adds two pairs; the result is normalised (|error| is at most half an ulp of sum)."""
   pairs = jax.tree.map(_add_leaves, a.sum, a.error, b.sum, b.error)

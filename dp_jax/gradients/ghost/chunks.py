@@ -34,8 +34,7 @@ def in_chunks(
     bytes_per_unit: of the temporaries that the function makes.
     patches: whether these are written once and read once or twice.
   """
-  limit = _PATCHES_ON_CPU if patches and jax.default_backend() == "cpu" else _LARGEST
-  chunk = max(1, limit // max(1, bytes_per_unit))
+  chunk = part_of_patches(bytes_per_unit) if patches else max(1, _LARGEST // max(1, bytes_per_unit))
   units = jax.tree.leaves(arrays)[0].shape[0]
   if chunk >= units:
     return function(*arrays)
@@ -54,7 +53,7 @@ def patch_bytes(use: Use) -> int:
 
 
 def part_of_units(units: int, copied: int, result: int) -> int:
-  """How many units to add at a time, so that copies stay small: a divisor of their number.
+  """How many units to add at a time, so that copies stay small.
 
   Args:
     units: their number.
@@ -63,7 +62,46 @@ def part_of_units(units: int, copied: int, result: int) -> int:
   """
   limit = _COPIES_ON_CPU if jax.default_backend() == "cpu" else _COPIES
   count = min(copied // limit, copied // max(1, result), _MOST_PARTS)
-  return divisor(units, -(-units // max(1, count)))
+  return -(-units // max(1, count))
+
+
+def part_of_patches(bytes_per_unit: int) -> int:
+  """How many units' patches to make at a time."""
+  limit = _PATCHES_ON_CPU if jax.default_backend() == "cpu" else _LARGEST
+  return max(1, limit // max(1, bytes_per_unit))
+
+
+def sum_in_parts(
+  function: Callable[..., Any], arrays: Any, scales: jax.Array, most: int, add: Callable[..., Any]
+) -> Any:
+  """Adds up a function of a few units at a time.
+
+  Args:
+    function: (arrays [n, ...], scales [n]) -> a sum over n units, where a scale of zero adds zero.
+    arrays: trees of arrays [B, ...].
+    scales: float32[B].
+    most: units at a time, at least 1.
+    add: of two such sums.
+  """
+  units = len(scales)
+  count = -(-units // most)
+  if count <= 1:
+    return function(arrays, scales)
+  size = -(-units // count)
+
+  def body(i: jax.Array, total: Any) -> Any:
+    start = jnp.minimum(i * size, units - size)  # the last part may begin with units of another
+    some, kept = jax.tree.map(
+      lambda x: jax.lax.dynamic_slice_in_dim(x, start, size), (arrays, scales)
+    )
+    kept = jnp.where(start + jnp.arange(size) >= i * size, kept, 0.0)
+    return add(total, function(some, kept))
+
+  # A loop: of parts in a row, XLA may make all copies at once.
+  shapes = jax.eval_shape(function, *jax.tree.map(lambda x: x[:size], (arrays, scales)))
+  return jax.lax.fori_loop(
+    0, count, body, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+  )
 
 
 def divisor(number: int, at_most: int) -> int:

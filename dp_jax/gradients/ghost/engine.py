@@ -179,7 +179,9 @@ def clipped_sum(
     )
   scales = rule.by_leaf(rule.scales(norms, mask))
   finite = jnp.all(jnp.isfinite(norms))
-  total = Sums(batch, exact).of_parameters(scales, gradients, made, finite)
+  total = Sums(batch, tuple(rule.bounds[g] for g in rule.group_of), exact).of_parameters(
+    scales, gradients, made, finite
+  )
   return _unflatten(structure, total), rule.combine(norms), batch.losses
 
 

@@ -131,6 +131,13 @@ def _gram_norms(grams: jax.Array, squares: jax.Array, inputs: int, cot: jax.Arra
   return jnp.sum(jnp.maximum(total, 0.0) + error, axis=1)
 
 
+def magnitudes(c: Contraction) -> jax.Array:
+  """sum_t |x_t| |c_t| of each unit, float32[B]: what its gradient is at most, without any sign."""
+  x, cot, scale = _scaled(c)
+  by_block = jnp.sum(jnp.sqrt(_squares(x) * _squares(cot)), axis=2)
+  return scale * jnp.sqrt(jnp.sum(jnp.square(by_block), axis=1))
+
+
 def gradients(c: Contraction) -> jax.Array:
   """Each unit's gradient, float32[B, N, K, O]."""
   x, cot = c.operand.astype(jnp.float32), c.cotangent.astype(jnp.float32)
@@ -173,14 +180,14 @@ class Lookup:
 
 def lookup_norms(lookup: Lookup) -> jax.Array:
   """Upper bounds of the norms, float32[B]: repeated rows add up before the square."""
-  cot = _lookup_cotangent(lookup)
+  cot = lookup_cotangent(lookup)
   scale = _largest(cot, (1, 2))
   return scale.reshape(-1) * jnp.sqrt(_lookup_squared_norms(lookup.rows, cot / scale))
 
 
 def fast_lookup_norms(lookup: Lookup) -> tuple[jax.Array, jax.Array]:
   """(norms, slack) as of `fast_norms`."""
-  cot = _lookup_cotangent(lookup)
+  cot = lookup_cotangent(lookup)
   lengths = jnp.sqrt(_squares(cot))
   slack = 2.0**-61 * jnp.sum(1.0 + math.sqrt(cot.shape[-1]) + lengths, axis=1)
   return jnp.sqrt(_lookup_squared_norms(lookup.rows, cot)), slack
@@ -195,17 +202,6 @@ def _lookup_squared_norms(rows: jax.Array, cot: jax.Array) -> jax.Array:
   return jnp.maximum(total, 0.0) + (error if tokens > 1 else 0.0)
 
 
-def lookup_clipped_sum(
-  lookup: Lookup, scales: jax.Array, dtype: DTypeLike = jnp.float32
-) -> jax.Array:
-  """[num_rows, D] of the dtype in which units are added."""
-  keep = scales.reshape(-1, 1, 1) != 0
-  cot = jnp.where(keep, _lookup_cotangent(lookup), 0.0) * scales.reshape(-1, 1, 1)
-  rows = jnp.maximum(lookup.rows, 0).reshape(-1)
-  table = jnp.zeros((lookup.num_rows, cot.shape[-1]), dtype)
-  return table.at[rows].add(cot.reshape(-1, cot.shape[-1]).astype(dtype))
-
-
 def tied_norms(lookup: Lookup, product: Contraction) -> jax.Array:
   """Upper bounds for a table that is looked up and multiplied with: both terms and the cross term.
 
@@ -218,7 +214,7 @@ def tied_norms(lookup: Lookup, product: Contraction) -> jax.Array:
     the looked-up columns only.
   """
   x, logits, product_scale = _scaled(product)
-  cot = _lookup_cotangent(lookup)
+  cot = lookup_cotangent(lookup)
   lookup_scale = _largest(cot, (1, 2))
   cot, lookup_scale = cot / lookup_scale, lookup_scale.reshape(-1)
   scale = jnp.maximum(product_scale, lookup_scale)
@@ -229,7 +225,7 @@ def tied_norms(lookup: Lookup, product: Contraction) -> jax.Array:
 def fast_tied_norms(lookup: Lookup, product: Contraction) -> tuple[jax.Array, jax.Array]:
   """(norms, slack) as of `fast_norms`."""
   x, logits = product.operand.astype(jnp.float32), product.cotangent.astype(jnp.float32)
-  cot = _lookup_cotangent(lookup)
+  cot = lookup_cotangent(lookup)
   _, slack = fast_lookup_norms(lookup)
   slack += _slack(_squares(x), x.shape[-1], _squares(logits), logits.shape[-1])
   # The cross term misses no more in the root than both together.
@@ -267,7 +263,8 @@ def _cross_term(
   return cross, error
 
 
-def _lookup_cotangent(lookup: Lookup) -> jax.Array:
+def lookup_cotangent(lookup: Lookup) -> jax.Array:
+  """float32[B, T, D], zero for lookups outside the table."""
   inside = (lookup.rows >= 0)[:, :, None]
   return jnp.where(inside, lookup.cotangent.astype(jnp.float32), 0.0)
 

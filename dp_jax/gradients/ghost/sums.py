@@ -1,6 +1,5 @@
 """The clipped sum over a batch of units, once their norms are known."""
 
-import contextlib
 import dataclasses
 from typing import Any
 
@@ -9,10 +8,16 @@ import jax.numpy as jnp
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.ghost import canonical, rules
-from dp_jax.gradients.ghost.arrays import added, clipped, zeroed
+from dp_jax.gradients.ghost import canonical, lookups, rounding, rules
+from dp_jax.gradients.ghost.arrays import added, clipped, rearranged, zeroed
 from dp_jax.gradients.ghost.batch import Batch
-from dp_jax.gradients.ghost.chunks import part_of_units
+from dp_jax.gradients.ghost.chunks import (
+  in_chunks,
+  part_of_patches,
+  part_of_units,
+  patch_bytes,
+  sum_in_parts,
+)
 from dp_jax.gradients.ghost.plan import Group
 from dp_jax.gradients.norms import per_unit_norms, scaled
 
@@ -23,11 +28,13 @@ class Sums:
 
   Attributes:
     batch: after its backward pass.
+    bounds: the clip norm of each parameter: what a unit's scaled gradient of it is at most.
     exact: sums are float64, or pairs from the first addition, so that it does not matter where a
       unit stands.
   """
 
   batch: Batch
+  bounds: tuple[float, ...]
   exact: bool
 
   def of_parameters(
@@ -45,38 +52,26 @@ class Sums:
       made: norms of the groups that were made and dropped.
       finite: bool[], whether all norms are, so that no operand holds what 0 does not make 0.
     """
-    groups = self.batch.traced.groups
-    whole: dict[int, list[Compensated]] = {}
-    operands: dict[int, jax.Array] = {}
-    for index, group in enumerate(groups):
-      some = [scales[root] for root in group.roots]
-      if index in kept:
-        pairs_of = zip(kept[index], some, strict=True)
-        whole[index] = [clipped(g, s, finite, self.exact) for g, s in pairs_of]
-      elif index not in made:
-        with self._precision():
-          operands |= self._operand_sums(group, some[0])
     parts: list[list[Compensated]] = [[] for _ in self.batch.params]
-    for index, group in enumerate(groups):
+    operands: dict[int, Compensated] = {}
+    for index, group in enumerate(self.batch.traced.groups):
+      some = [scales[root] for root in group.roots]
       if index in made:
-        pair = self._by_unit(group, [scales[r] for r in group.roots], made[index])
+        pair = self._by_unit(group, some, made[index])
         found = [Compensated(*x) for x in zip(pair.sum, pair.error, strict=True)]
-      elif index in kept and group.rule == "instantiate":
-        found = whole[index]
+      elif index in kept:
+        pairs_of = zip(kept[index], some, strict=True)
+        found = [clipped(g, s, finite, self.exact) for g, s in pairs_of]
+        if group.rule != "instantiate":
+          operands[group.uses[0]] = self._arranged(group.uses[0], found[0])
+          continue
       else:
-        if index in kept:
-          part = whole[index][0]
-          with self._precision():
-            total = pairs.to_float64(part) if self.exact else pairs.collapse(part)
-            operands[group.uses[0]] = self._arranged(group.uses[0], total)
+        operands |= self._operand_sums(group, some[0], self.bounds[group.roots[0]])
         continue
       for root, pair in zip(group.roots, found, strict=True):
         parts[root].append(pair)
-    with self._precision():
-      gradients = self._from_operands(operands)
-    for root, gradient in gradients.items():
-      as_pair = Compensated(gradient, jnp.zeros_like(gradient))
-      parts[root].append(pairs.from_float64(gradient) if self.exact else as_pair)
+    for root, pair in rearranged(self.batch, operands):
+      parts[root].append(pair)
     return [added(some, p) for some, p in zip(parts, self.batch.params, strict=True)]
 
   def _by_unit(self, group: Group, scales: list[jax.Array], norms: list[jax.Array]) -> Compensated:
@@ -96,79 +91,85 @@ class Sums:
     zero = pairs.zeros_like([self.batch.params[r] for r in group.roots])
     return jax.lax.scan(body, zero, (scales, norms, *self.batch.inputs(group)))[0]
 
-  def _precision(self) -> contextlib.AbstractContextManager[Any]:
-    return pairs.double_precision() if self.exact else contextlib.nullcontext()
-
-  @property
-  def _dtype(self) -> Any:
-    return jnp.float64 if self.exact else jnp.float32
-
-  def _from_operands(self, sums: dict[int, jax.Array]) -> dict[int, jax.Array]:
-    """Sums in the layouts of operands -> by parameter, in its layout."""
-    roots = sorted({r for use in sums for r in self.batch.traced.uses[use].weights[0][1].roots})
-
-    def operands(chosen: list[jax.Array]) -> dict[int, jax.Array]:
-      params = [p.astype(self._dtype) for p in self.batch.params]
-      for root, value in zip(roots, chosen, strict=True):
-        params[root] = value
-      every = self.batch.traced.rearranged(self.batch.params, params)
-      return {use: every[use][0] for use in sums}
-
-    _, pull = jax.vjp(operands, [self.batch.params[r].astype(self._dtype) for r in roots])
-    return dict(zip(roots, pull(sums)[0], strict=True))
-
-  def _operand_sums(self, group: Group, scales: jax.Array) -> dict[int, jax.Array]:
-    """Clipped sums in the layout of each use's parameter operand."""
-    found = {}
+  def _operand_sums(self, group: Group, scales: jax.Array, bound: float) -> dict[int, Compensated]:
+    """Clipped sums in the layout of a use's parameter operand, by use."""
+    found: dict[int, Compensated] = {}
+    products = []
     for index in group.uses:
-      use = self.batch.traced.uses[index]
-      if canonical.is_lookup(use):
-        found[index] = rules.lookup_clipped_sum(self.batch.lookup(index), scales, self._dtype)
-      elif canonical.is_convolution(use):
-        found[index] = self._convolved(index, scales)
+      if canonical.is_lookup(self.batch.traced.uses[index]):
+        found[index] = lookups.clipped_sum(self.batch.lookup(index), scales, bound)
       else:
-        found[index] = self._contracted(index, scales)
+        products.append(index)
+    if products:
+      total = self._contracted(products, scales, bound)
+      found[products[0]] = self._arranged(products[0], total)
     return found
 
-  def _convolved(self, index: int, scales: jax.Array) -> jax.Array:
-    """The sum over units of their scaled gradients, in the layout of the kernel."""
-    data, cotangent = self.batch.saved[index][0], self.batch.cotangents[index][0]
-    data = zeroed(data, scales).astype(jnp.float32)
-    cotangent = scaled(cotangent.astype(jnp.float32), scales)
-    return canonical.conv_sum(self.batch.traced.uses[index], data, cotangent, self._dtype)
+  def _contracted(self, uses: list[int], scales: jax.Array, bound: float) -> Compensated:
+    """The sum over units of the scaled gradients of products alike, or of a convolution.
 
-  def _contracted(self, index: int, scales: jax.Array) -> jax.Array:
-    """The same of a product.
-
-    Operands are copied without what is not finite; where they are much larger than the result, a
-    part of the units at a time.
+    Returns:
+      Leaves float32[N, K, O], as of a contraction.
     """
-    use = self.batch.traced.uses[index]
+    arrays = ([self.batch.saved[i][0] for i in uses], [self.batch.cotangents[i][0] for i in uses])
 
-    def part(data: jax.Array, cotangent: jax.Array, scales: jax.Array) -> jax.Array:
-      data = zeroed(data, scales)
-      cotangent = scaled(cotangent.astype(jnp.float32), scales)
-      return rules.summed(canonical.dot_contraction(use, data, cotangent), self._dtype)
+    def contraction(some: Any, scales: jax.Array) -> rules.Contraction:
+      parts = [
+        # Copied without what is not finite.
+        self._as_contraction(i, zeroed(x, scales), scaled(cot.astype(jnp.float32), scales))
+        for i, x, cot in zip(uses, *some, strict=True)
+      ]
+      return parts[0] if len(parts) == 1 else rules.concatenate(parts)
 
-    arrays = (self.batch.saved[index][0], self.batch.cotangents[index][0], scales)
-    made = jax.eval_shape(part, *arrays)
-    size = part_of_units(len(scales), 4 * (arrays[0].size + arrays[1].size), 4 * made.size)
+    x, cot = jax.eval_shape(
+      lambda *args: dataclasses.astuple(contraction(*args)), arrays, scales
+    )  # fmt: skip
+    _, blocks, terms, inputs = x.shape
+    patches = self._patch_bytes(uses)
+    copied = 4 * sum(each.size for each in jax.tree.leaves(arrays))
+    at_once = part_of_units(len(scales), copied, 4 * blocks * inputs * cot.shape[3])
+    at_once = min(at_once, part_of_patches(patches)) if patches else at_once
+    if self.exact:
+      with pairs.double_precision():
+        return pairs.from_float64(sum_in_parts(
+          lambda *args: rules.summed(contraction(*args), jnp.float64),
+          arrays, scales, at_once, lambda a, b: a + b,
+        ))  # fmt: skip
 
-    if size == len(scales):
-      return canonical.dot_gradient(use, part(*arrays))
+    def in_parts(most: int) -> Compensated:
+      return sum_in_parts(
+        lambda *args: pairs.of(rules.summed(contraction(*args))),
+        arrays, scales, min(at_once, most), pairs.add,
+      )  # fmt: skip
 
-    def body(i: jax.Array, total: jax.Array) -> jax.Array:
-      some = (jax.lax.dynamic_slice_in_dim(x, i * size, size) for x in arrays)
-      return total + part(*some)
+    most = rounding.units_at_a_time(terms)
+    if terms == 1 or most == 1 or len(scales) == 1:
+      return in_parts(most)
+    magnitudes = in_chunks(
+      lambda *args: rules.magnitudes(contraction(*args)), (arrays, scales),
+      patches or 4 * blocks * terms * inputs, patches=patches > 0,
+    )  # fmt: skip
+    usual = rounding.usual(magnitudes, bound, terms)
+    return jax.lax.cond(usual, lambda: in_parts(most), lambda: in_parts(1))
 
-    # A loop: of parts in a row, XLA may make all copies at once.
-    zero = jnp.zeros(made.shape, made.dtype)
-    total = jax.lax.fori_loop(0, len(scales) // size, body, zero)
-    return canonical.dot_gradient(use, total)
-
-  def _arranged(self, index: int, total: jax.Array) -> jax.Array:
-    """float32[N, K, O] -> the layout of the use's parameter operand."""
+  def _as_contraction(self, index: int, data: jax.Array, cotangent: jax.Array) -> Any:
     use = self.batch.traced.uses[index]
     if canonical.is_convolution(use):
-      return canonical.conv_gradient(use, total)
-    return canonical.dot_gradient(use, total)
+      return canonical.conv_contraction(use, data, cotangent)
+    return canonical.dot_contraction(use, data, cotangent)
+
+  def _patch_bytes(self, uses: list[int]) -> int:
+    """Bytes of the patches of one unit; 0 for products."""
+    use = self.batch.traced.uses[uses[0]]
+    return patch_bytes(use) if canonical.is_convolution(use) else 0
+
+  def _arranged(self, index: int, total: Compensated) -> Compensated:
+    """Leaves float32[N, K, O] -> the layout of the use's parameter operand."""
+    use = self.batch.traced.uses[index]
+    if canonical.is_convolution(use):
+      return Compensated(*(canonical.conv_gradient(use, x) for x in total))
+    return Compensated(*(canonical.dot_gradient(use, x) for x in total))
+
+
+def _add_float64(a: jax.Array, b: jax.Array) -> jax.Array:
+  return a + b
