@@ -14,6 +14,9 @@ from dp_jax.gradients.ghost.uses import Use
 if TYPE_CHECKING:
   from dp_jax.gradients.ghost.batch import Batch
 
+# The sums that make up that of each parameter.
+Parts = list[list[Compensated]]
+
 
 def to_weights(use: Use, weights: list[Any], data: list[Any], cotangents: list[Any]) -> list[Any]:
   """The gradients of a use's parameter operands, of one unit."""
@@ -27,11 +30,13 @@ def to_weights(use: Use, weights: list[Any], data: list[Any], cotangents: list[A
 
 
 def added(parts: list[Compensated], like: jax.Array) -> Compensated:
-  """The sum of pairs of one parameter; a parameter that is never used has none."""
+  """The sum of pairs of one parameter; one that is never used has none. One part stays as it is."""
   if not parts:
-    return pairs.zeros_like(like)
-  total = parts[0]
-  for part in parts[1:]:
+    return Compensated(jnp.zeros(like.shape, jnp.float32), None)
+  if len(parts) == 1:
+    return parts[0]
+  total, *others = [pairs.of(p.sum) if p.error is None else p for p in parts]
+  for part in others:
     total = pairs.add(total, part)
   return total
 
@@ -67,7 +72,14 @@ def _one_layer(batch: "Batch", sums: dict[int, Compensated]) -> list[tuple[int, 
 
   _, pull = jax.vjp(operands, [batch.params[r].astype(jnp.float32) for r in roots])
   (total,) = pull({use: pair.sum for use, pair in sums.items()})
-  (error,) = pull({use: pair.error for use, pair in sums.items()})
+  if all(pair.error is None for pair in sums.values()):
+    return [(root, Compensated(x, None)) for root, x in zip(roots, total, strict=True)]
+  (error,) = pull(
+    {
+      use: jnp.zeros_like(pair.sum) if pair.error is None else pair.error
+      for use, pair in sums.items()
+    }
+  )
   return [(root, Compensated(*pair)) for root, *pair in zip(roots, total, error, strict=True)]
 
 

@@ -201,7 +201,7 @@ def _kept(
 
 
 def _unflatten(structure: Any, totals: list[Compensated]) -> Compensated:
+  errors = [jnp.zeros_like(t.sum) if t.error is None else t.error for t in totals]
   return Compensated(
-    jax.tree.unflatten(structure, [t.sum for t in totals]),
-    jax.tree.unflatten(structure, [t.error for t in totals]),
+    jax.tree.unflatten(structure, [t.sum for t in totals]), jax.tree.unflatten(structure, errors)
   )

@@ -3,55 +3,80 @@
 A unit that is masked out changes the partial sums that the units after it are added to, and so how
 these round. Let u units be added, each by T terms an entry (tokens, positions; one for a plain
 matrix product), their scaled gradients of norm at most C. An addition rounds by at most 2^-24 of
-its result, whatever the order, and neighbours differ by at most both roundings, 2^-23.
+its result, so neighbours differ by at most 2^-23 of all results together, as norms of vectors.
 
-* T = 1. The results of all additions, over any order of them, sum to at most u (u + 1) / 2 times C:
-  neighbours differ by u (u + 1) 2^-24 C.
-* T > 1. While the terms of one unit are added, the results hold the other units, k C after k of
-  them, and a part of this one. That part can be larger than what is left of it, since terms cancel:
-  up to its magnitude M = sum_t |x_t| |c_t|. Along the contracted axis, unit after unit, the results
-  sum to at most T (u^2 / 2 + sum of M / C) times C.
-* u = 1. The sum begins with this unit. What it rounds is its own, and its norm allows for it.
+* T = 1. Over any order of additions the results sum to at most u (u + 1) / 2 times C: neighbours
+  differ by u (u + 1) 2^-24 C.
+* T > 1. While the terms of one unit are added, one after the other along the contracted axis, the
+  results hold the units before it and a part of this one, which may be larger than the whole, since
+  terms cancel. Let no part of a unit be above 2 C (`longest_parts`). Where a product is cut into
+  blocks of the contracted axis, a block may begin within a unit, and hold at most 3 C of it. So the
+  results sum to T (u^2 / 2 + 5 u) times C, and neighbours differ by T (u^2 + 10 u) 2^-24 C.
+* Units of larger parts are added alone. A sum that begins with a unit rounds what is its own, and
+  its norm allows for that.
+* A few products, and a few units alone, are added without pairs: `TREE` products of u units by a
+  small tree, 12 u 2^-24 C, and n units alone, n (n + 1) 2^-24 C.
 
-Norms of vectors, by Minkowski's inequality; the same for a sum over several parameters, where C
-covers all of them. Half of the margin of clipping, 2^-11 C, is the bound that `units_at_a_time`
-keeps: T (u^2 + 2 u M / C) <= 2^13 with M at most 2 sqrt(T) C, about twice what tokens in unlike
-directions have. Where a unit of the batch has more (its tokens cancel, which is rare), all are
-added one at a time. Which way is taken may hang on one unit; each way is within half of the bound
-of the exact sum.
+Where the product is one of several sums of a parameter (a tied table), its sum of a unit may be
+larger than C, up to 2 C, and a block hold 4 C of it. The bound is half of the margin of clipping,
+2^-11 C, and covers a sum over all parameters, since C does.
 """
-
-import math
 
 import jax
 import jax.numpy as jnp
 
-# In units of 2^-24 of the clip norm: half of the margin of clipping.
-_ROUNDING = 2**13
+# Half of the margin of clipping, in units of 2^-24 of the clip norm.
+_BOUND = 2**13
+# How many products of `units_at_a_time` units are added by a tree.
+TREE = 4
+# How many units may be added alone without pairs.
+ALONE = 24
+# What a part of a unit's terms may be, in units of the clip norm, for it not to be added alone.
+LONGEST = 2.0
 
 
-def units_at_a_time(terms: int) -> int:
-  """The most units that one product may add, each by so many terms an entry; at least 1."""
-  if terms <= 1:
-    return math.isqrt(_ROUNDING)
-  a, b = terms, 2 * terms * usual_magnitude(terms)  # a u^2 + b u <= _ROUNDING
-  return max(1, int((math.sqrt(b * b + 4 * a * _ROUNDING) - b) / (2 * a)))
-
-
-def usual_magnitude(terms: int) -> float:
-  """What a unit's terms may add up to without their signs, in units of the clip norm."""
-  return 2 * math.sqrt(terms)
-
-
-def usual(magnitudes: jax.Array, bound: float, terms: int) -> jax.Array:
-  """Whether no unit of a batch has terms that cancel more than `units_at_a_time` allows for.
+def units_at_a_time(terms: int, nets: int = 1) -> int:
+  """The most units that one product may add; at least 1.
 
   Args:
-    magnitudes: float32[B], sum_t |x_t| |c_t| of each unit, clipped.
-    bound: the clip norm of the parameter.
     terms: of a unit, an entry.
-
-  Returns:
-    bool[]; False where a magnitude is not finite.
+    nets: 2 where the product is one of several sums of a parameter, else 1.
   """
-  return jnp.all(magnitudes <= bound * usual_magnitude(terms))
+  units = 1
+  while _differ(units + 1, terms, nets) <= _BOUND:
+    units += 1
+  return units
+
+
+def _differ(units: int, terms: int, nets: int) -> int:
+  """By how much neighbours differ, in units of 2^-24 of the clip norm."""
+  inside = units if terms == 1 and nets == 1 else (8 + 2 * nets) * units * terms
+  return nets * (terms * units**2 + 12 * units + ALONE * (ALONE + 1)) + inside
+
+
+def unusual(longest: jax.Array, bound: float) -> jax.Array:
+  """bool[B], which units must be added alone; those of parts that are not finite are among them.
+
+  Args:
+    longest: float32[B], of each unit, clipped.
+    bound: the clip norm.
+  """
+  return ~(longest <= LONGEST * bound)
+
+
+def longest_parts(x: jax.Array, cotangent: jax.Array) -> jax.Array:
+  """The largest norm of sum_{t < s} x_t (x) c_t over s, of each unit, float32[B].
+
+  With H_ts = (x_t . x_s)(c_t . c_s), the square of a part is the sum of H over its own terms.
+
+  Args:
+    x: float32[B, N, T, K].
+    cotangent: float32[B, N, T, O].
+  """
+  highest = jax.lax.Precision.HIGHEST
+  gram = jnp.einsum("...tk,...sk->...ts", x, x, precision=highest)
+  gram = gram * jnp.einsum("...tk,...sk->...ts", cotangent, cotangent, precision=highest)
+  terms = gram.shape[-1]
+  before = jnp.tril(jnp.full((terms, terms), 2.0, jnp.float32), -1) + jnp.eye(terms)
+  squares = jnp.cumsum(jnp.sum(gram * before, axis=-1), axis=-1)
+  return jnp.sqrt(jnp.sum(jnp.max(squares, axis=-1, initial=0.0), axis=-1))

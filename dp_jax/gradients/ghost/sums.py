@@ -1,6 +1,7 @@
 """The clipped sum over a batch of units, once their norms are known."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,23 +9,19 @@ import jax.numpy as jnp
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.ghost import canonical, lookups, rounding, rules
-from dp_jax.gradients.ghost.arrays import added, clipped, rearranged, zeroed
+from dp_jax.gradients.ghost import canonical, lookups, rounding
+from dp_jax.gradients.ghost.arrays import Parts, added, clipped, rearranged
 from dp_jax.gradients.ghost.batch import Batch
-from dp_jax.gradients.ghost.chunks import (
-  in_chunks,
-  part_of_patches,
-  part_of_units,
-  patch_bytes,
-  sum_in_parts,
-)
 from dp_jax.gradients.ghost.plan import Group
+from dp_jax.gradients.ghost.products import Products
 from dp_jax.gradients.norms import per_unit_norms, scaled
 
 
 @dataclasses.dataclass(frozen=True)
 class Sums:
   """Sums over the units of a batch.
+
+  A sum that float32 adds well enough without pairs has no error: `Compensated(sum, None)`.
 
   Attributes:
     batch: after its backward pass.
@@ -52,8 +49,9 @@ class Sums:
       made: norms of the groups that were made and dropped.
       finite: bool[], whether all norms are, so that no operand holds what 0 does not make 0.
     """
-    parts: list[list[Compensated]] = [[] for _ in self.batch.params]
+    parts: Parts = [[] for _ in self.batch.params]
     operands: dict[int, Compensated] = {}
+    ghosts: list[Group] = []
     for index, group in enumerate(self.batch.traced.groups):
       some = [scales[root] for root in group.roots]
       if index in made:
@@ -62,17 +60,19 @@ class Sums:
       elif index in kept:
         pairs_of = zip(kept[index], some, strict=True)
         found = [clipped(g, s, finite, self.exact) for g, s in pairs_of]
-        if group.rule != "instantiate":
-          operands[group.uses[0]] = self._arranged(group.uses[0], found[0])
-          continue
       else:
-        operands |= self._operand_sums(group, some[0], self.bounds[group.roots[0]])
+        ghosts.append(group)
         continue
-      for root, pair in zip(group.roots, found, strict=True):
-        parts[root].append(pair)
-    for root, pair in rearranged(self.batch, operands):
-      parts[root].append(pair)
-    return [added(some, p) for some, p in zip(parts, self.batch.params, strict=True)]
+      if group.rule == "instantiate":
+        for root, pair in zip(group.roots, found, strict=True):
+          parts[root].append(pair)
+      else:
+        operands[group.uses[0]] = self._arranged(group, found[0])
+    alone = self._alone(ghosts, scales)
+    together = scales if alone is None else [jnp.where(alone, 0.0, each) for each in scales]
+    self._add_ghosts(ghosts, together, operands, parts)
+    total = [added(some, p) for some, p in zip(parts, self.batch.params, strict=True)]
+    return total if alone is None else self._with_alone(ghosts, alone, scales, total)
 
   def _by_unit(self, group: Group, scales: list[jax.Array], norms: list[jax.Array]) -> Compensated:
     """Their clipped sum, made one unit at a time."""
@@ -86,90 +86,84 @@ class Sums:
         again = per_unit_norms([g[None]])
         scale = jnp.where(again > norm, scale * (norm / again), scale)
         grads.append(scaled(g[None], scale)[0])
-      return pairs.add(total, Compensated(grads, jax.tree.map(jnp.zeros_like, grads))), None
+      return pairs.add(total, pairs.of(grads)), None
 
     zero = pairs.zeros_like([self.batch.params[r] for r in group.roots])
     return jax.lax.scan(body, zero, (scales, norms, *self.batch.inputs(group)))[0]
 
-  def _operand_sums(self, group: Group, scales: jax.Array, bound: float) -> dict[int, Compensated]:
-    """Clipped sums in the layout of a use's parameter operand, by use."""
-    found: dict[int, Compensated] = {}
-    products = []
-    for index in group.uses:
-      if canonical.is_lookup(self.batch.traced.uses[index]):
-        found[index] = lookups.clipped_sum(self.batch.lookup(index), scales, bound)
-      else:
-        products.append(index)
-    if products:
-      total = self._contracted(products, scales, bound)
-      found[products[0]] = self._arranged(products[0], total)
-    return found
+  def _arranged(self, group: Group, total: Compensated) -> Compensated:
+    products = Products.of_group(self.batch, group)
+    assert products is not None  # what is looked up is not kept
+    return products.arranged(total)
 
-  def _contracted(self, uses: list[int], scales: jax.Array, bound: float) -> Compensated:
-    """The sum over units of the scaled gradients of products alike, or of a convolution.
+  def _add_ghosts(
+    self,
+    groups: Sequence[Group],
+    scales: list[jax.Array],
+    operands: dict[int, Compensated],
+    parts: Parts,
+  ) -> None:
+    """Adds to `parts` the sums of groups never made whole, and those in layouts of operands."""
+    for group in groups:
+      (root,) = group.roots
+      for index in group.uses:
+        if canonical.is_lookup(self.batch.traced.uses[index]):
+          looked_up = self.batch.lookup(index)
+          operands[index] = lookups.clipped_sum(looked_up, scales[root], self.bounds[root])
+      products = Products.of_group(self.batch, group)
+      if products is not None:
+        total = products.total(scales[root], self.exact)
+        operands[products.uses[0]] = products.arranged(total)
+    for root, pair in rearranged(self.batch, operands):
+      parts[root].append(pair)
 
-    Returns:
-      Leaves float32[N, K, O], as of a contraction.
-    """
-    arrays = ([self.batch.saved[i][0] for i in uses], [self.batch.cotangents[i][0] for i in uses])
+  def _alone(self, groups: Sequence[Group], scales: list[jax.Array]) -> jax.Array | None:
+    """bool[B], which units must not be added together with others; None if all may."""
+    found: list[jax.Array] = []
+    for group in [] if self.exact else groups:
+      products = Products.of_group(self.batch, group)
+      (root,) = group.roots
+      some = None if products is None else products.alone(scales[root], self.bounds[root])
+      found += [] if some is None else [some]
+    return jnp.any(jnp.stack(found), axis=0) if found else None
 
-    def contraction(some: Any, scales: jax.Array) -> rules.Contraction:
-      parts = [
-        # Copied without what is not finite.
-        self._as_contraction(i, zeroed(x, scales), scaled(cot.astype(jnp.float32), scales))
-        for i, x, cot in zip(uses, *some, strict=True)
+  def _with_alone(
+    self,
+    groups: Sequence[Group],
+    alone: jax.Array,
+    scales: list[jax.Array],
+    total: list[Compensated],
+  ) -> list[Compensated]:
+    """Adds the units that were left out, one at a time. There are none, as a rule."""
+    roots = sorted({root for group in groups for root in group.roots})
+    uses = sorted({use for group in groups for use in group.uses})
+    plain = len(alone) <= rounding.ALONE
+    order = jnp.argsort(~alone)
+
+    def body(i: jax.Array, some: list[Compensated]) -> list[Compensated]:
+      def one(x: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_slice_in_dim(x, order[i], 1)
+
+      saved, cotangents = list(self.batch.saved), list(self.batch.cotangents)
+      for use in uses:
+        saved[use], cotangents[use] = jax.tree.map(one, (saved[use], cotangents[use]))
+      batch = dataclasses.replace(self.batch, saved=saved, cotangents=cotangents)
+      parts: Parts = [[] for _ in self.batch.params]
+      sums = dataclasses.replace(self, batch=batch)
+      sums._add_ghosts(groups, [one(each) for each in scales], {}, parts)
+      pairs_of = zip(some, (added(parts[r], self.batch.params[r]) for r in roots), strict=True)
+      return [
+        Compensated(a.sum + b.sum, None) if a.error is None else pairs.add(a, _as_pair(b))
+        for a, b in pairs_of
       ]
-      return parts[0] if len(parts) == 1 else rules.concatenate(parts)
 
-    x, cot = jax.eval_shape(
-      lambda *args: dataclasses.astuple(contraction(*args)), arrays, scales
-    )  # fmt: skip
-    _, blocks, terms, inputs = x.shape
-    patches = self._patch_bytes(uses)
-    copied = 4 * sum(each.size for each in jax.tree.leaves(arrays))
-    at_once = part_of_units(len(scales), copied, 4 * blocks * inputs * cot.shape[3])
-    at_once = min(at_once, part_of_patches(patches)) if patches else at_once
-    if self.exact:
-      with pairs.double_precision():
-        return pairs.from_float64(sum_in_parts(
-          lambda *args: rules.summed(contraction(*args), jnp.float64),
-          arrays, scales, at_once, lambda a, b: a + b,
-        ))  # fmt: skip
-
-    def in_parts(most: int) -> Compensated:
-      return sum_in_parts(
-        lambda *args: pairs.of(rules.summed(contraction(*args))),
-        arrays, scales, min(at_once, most), pairs.add,
-      )  # fmt: skip
-
-    most = rounding.units_at_a_time(terms)
-    if terms == 1 or most == 1 or len(scales) == 1:
-      return in_parts(most)
-    magnitudes = in_chunks(
-      lambda *args: rules.magnitudes(contraction(*args)), (arrays, scales),
-      patches or 4 * blocks * terms * inputs, patches=patches > 0,
-    )  # fmt: skip
-    usual = rounding.usual(magnitudes, bound, terms)
-    return jax.lax.cond(usual, lambda: in_parts(most), lambda: in_parts(1))
-
-  def _as_contraction(self, index: int, data: jax.Array, cotangent: jax.Array) -> Any:
-    use = self.batch.traced.uses[index]
-    if canonical.is_convolution(use):
-      return canonical.conv_contraction(use, data, cotangent)
-    return canonical.dot_contraction(use, data, cotangent)
-
-  def _patch_bytes(self, uses: list[int]) -> int:
-    """Bytes of the patches of one unit; 0 for products."""
-    use = self.batch.traced.uses[uses[0]]
-    return patch_bytes(use) if canonical.is_convolution(use) else 0
-
-  def _arranged(self, index: int, total: Compensated) -> Compensated:
-    """Leaves float32[N, K, O] -> the layout of the use's parameter operand."""
-    use = self.batch.traced.uses[index]
-    if canonical.is_convolution(use):
-      return Compensated(*(canonical.conv_gradient(use, x) for x in total))
-    return Compensated(*(canonical.dot_gradient(use, x) for x in total))
+    before = [total[root] if plain else _as_pair(total[root]) for root in roots]
+    after = jax.lax.fori_loop(0, jnp.sum(alone), body, before)
+    total = list(total)
+    for root, pair in zip(roots, after, strict=True):
+      total[root] = pair
+    return total
 
 
-def _add_float64(a: jax.Array, b: jax.Array) -> jax.Array:
-  return a + b
+def _as_pair(pair: Compensated) -> Compensated:
+  return pairs.of(pair.sum) if pair.error is None else pair
