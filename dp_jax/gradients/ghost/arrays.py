@@ -29,16 +29,9 @@ def to_weights(use: Use, weights: list[Any], data: list[Any], cotangents: list[A
   return pull(cotangents)[0]
 
 
-def added(parts: list[Compensated], like: jax.Array) -> Compensated:
-  """The sum of pairs of one parameter; one that is never used has none. One part stays as it is."""
-  if not parts:
-    return Compensated(jnp.zeros(like.shape, jnp.float32), None)
-  if len(parts) == 1:
-    return parts[0]
-  total, *others = [pairs.of(p.sum) if p.error is None else p for p in parts]
-  for part in others:
-    total = pairs.add(total, part)
-  return total
+def as_pair(total: Compensated) -> Compensated:
+  """A sum that may have no error, with one."""
+  return pairs.of(total.sum) if total.error is None else total
 
 
 def rearranged(batch: "Batch", sums: dict[int, Compensated]) -> list[tuple[int, Compensated]]:

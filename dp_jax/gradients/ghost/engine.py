@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.ghost.arrays import as_pair
 from dp_jax.gradients.ghost.batch import Batch
 from dp_jax.gradients.ghost.interpreter import evaluate
 from dp_jax.gradients.ghost.plan import KNOWN, Group, make_plan
@@ -201,7 +202,8 @@ def _kept(
 
 
 def _unflatten(structure: Any, totals: list[Compensated]) -> Compensated:
-  errors = [jnp.zeros_like(t.sum) if t.error is None else t.error for t in totals]
+  whole = [as_pair(total) for total in totals]
   return Compensated(
-    jax.tree.unflatten(structure, [t.sum for t in totals]), jax.tree.unflatten(structure, errors)
+    jax.tree.unflatten(structure, [t.sum for t in whole]),
+    jax.tree.unflatten(structure, [t.error for t in whole]),
   )

@@ -28,13 +28,16 @@ _COARSE = 18
 _BITS = 48
 
 
-def clipped_sum(lookup: Lookup, scales: jax.Array, bound: float) -> Compensated:
+def clipped_sum(
+  lookup: Lookup, scales: jax.Array, bound: float, plain: bool = False
+) -> Compensated:
   """The sum over units of their scaled gradients of a table.
 
   Args:
     lookup: of a batch of units.
     scales: float32[B], zero for padding.
     bound: the clip norm C of the table.
+    plain: give the nearest float32, without an error.
 
   Returns:
     Leaves float32[num_rows, D].
@@ -56,10 +59,12 @@ def clipped_sum(lookup: Lookup, scales: jax.Array, bound: float) -> Compensated:
   zeros = jnp.zeros((size, (1 + count) * width), jnp.int32)
   sums = zeros.at[places].add(jnp.concatenate(parts, axis=1), mode="drop")
   total = _as_pair(jnp.split(sums, 1 + count, axis=1), fine, exponent - coarse)
+  if plain:
+    total = Compensated(pairs.collapse(total), None)
   if table_rows is None:
     return total
   empty = jnp.zeros((lookup.num_rows, width), jnp.float32)
-  return Compensated(*(empty.at[table_rows].set(x, mode="drop") for x in total))
+  return jax.tree.map(lambda x: empty.at[table_rows].set(x, mode="drop"), total)
 
 
 def _limbs(units: int, tokens: int, width: int) -> tuple[int, int, int]:

@@ -43,31 +43,31 @@ class Products:
     found = tuple(i for i in group.uses if not canonical.is_lookup(batch.traced.uses[i]))
     return cls(batch, found, 1 + (len(found) < len(group.uses))) if found else None
 
-  def total(self, scales: jax.Array, exact: bool) -> Compensated:
+  def total(self, scales: jax.Array, exact: bool, singly: bool = False) -> Compensated:
     """The sum over units of their scaled gradients, float32[N, K, O]; without an error if plain.
 
     Args:
       scales: float32[B].
       exact: in float64.
+      singly: one unit after the other, for those that `alone` found.
     """
-    copied = 4 * sum(x.size for x in jax.tree.leaves(self._arrays))
-    blocks, _, inputs, outputs = self._sizes
-    at_once = part_of_units(len(scales), copied, 4 * blocks * inputs * outputs)
-    patches = self._patch_bytes
-    at_once = min(at_once, part_of_patches(patches)) if patches else at_once
     if exact:
       with pairs.double_precision():
         return pairs.from_float64(sum_in_parts(
           lambda *args: rules.summed(self._contraction(*args), jnp.float64),
-          self._arrays, scales, at_once, lambda a, b: a + b,
+          self._arrays, scales, self._at_once, jnp.add,
         ))  # fmt: skip
-    most = self._units_at_a_time
-    at_once = min(at_once, rounding.TREE * most)
-    if at_once >= len(scales):
+    units, most = len(scales), self._units_at_a_time
+    at_once = min(self._at_once, rounding.TREE * most)
+    if at_once >= units and not singly:
       return Compensated(self._tree(most, self._arrays, scales), None)
+    if at_once >= units and units <= rounding.ALONE:
+      function = functools.partial(self._tree, 1)
+      return Compensated(sum_in_parts(function, self._arrays, scales, 1, jnp.add), None)
     return sum_in_parts(
-      lambda *args: pairs.of(self._tree(most, *args)), self._arrays, scales, at_once, pairs.add
-    )
+      lambda *args: pairs.of(self._tree(most, *args)),
+      self._arrays, scales, 1 if singly else at_once, pairs.add,
+    )  # fmt: skip
 
   def alone(self, scales: jax.Array, bound: float) -> jax.Array | None:
     """bool[B], which units must not be added together with others; None if all may."""
@@ -76,13 +76,13 @@ class Products:
       return None
     cheap = rules.gram_is_cheaper(1, terms, inputs, outputs)
 
-    def longest(some: Any, scales: jax.Array) -> jax.Array:
-      c = self._contraction(some, scales)
-      return rounding.longest_parts(c.operand, c.cotangent) if cheap else rules.magnitudes(c)
+    def longest(data: Any, cotangents: Any) -> jax.Array:
+      c = self._as_one(data, cotangents)
+      return rules.longest_parts(c) if cheap else rules.magnitudes(c)
 
     size = self._patch_bytes or 8 * terms * terms
-    found = in_chunks(longest, (self._arrays, scales), size, patches=self._patch_bytes > 0)
-    return rounding.unusual(found, bound)
+    found = in_chunks(longest, self._arrays, size, patches=self._patch_bytes > 0)
+    return rounding.unusual(jnp.where(scales != 0, found, 0.0) * scales, bound)
 
   def arranged(self, total: Compensated) -> Compensated:
     """float32[N, K, O] -> the layout of the parameter operand of the first use."""
@@ -107,10 +107,12 @@ class Products:
   def _contraction(self, some: Any, scales: jax.Array) -> rules.Contraction:
     """Of scaled gradients; operands are copied without what is not finite."""
     data, cotangents = some
-    parts = [
-      self._as_contraction(i, zeroed(x, scales), scaled(cot.astype(jnp.float32), scales))
-      for i, x, cot in zip(self.uses, data, cotangents, strict=True)
-    ]
+    kept = [zeroed(x, scales) for x in data]
+    return self._as_one(kept, [scaled(x.astype(jnp.float32), scales) for x in cotangents])
+
+  def _as_one(self, data: list[jax.Array], cotangents: list[jax.Array]) -> rules.Contraction:
+    pairs_of = zip(self.uses, data, cotangents, strict=True)
+    parts = [self._as_contraction(*each) for each in pairs_of]
     return parts[0] if len(parts) == 1 else rules.concatenate(parts)
 
   def _as_contraction(self, index: int, data: jax.Array, cotangent: jax.Array) -> Any:
@@ -132,6 +134,15 @@ class Products:
       lambda some: dataclasses.astuple(self._contraction(some, jnp.ones(1))), one
     )
     return *x.shape[1:], cot.shape[3]
+
+  @property
+  def _at_once(self) -> int:
+    """Units whose copied operands are small enough."""
+    blocks, _, inputs, outputs = self._sizes
+    copied = 4 * sum(x.size for x in jax.tree.leaves(self._arrays))
+    units = len(self.batch.losses)
+    at_once = part_of_units(units, copied, 4 * blocks * inputs * outputs)
+    return min(at_once, part_of_patches(self._patch_bytes)) if self._patch_bytes else at_once
 
   @property
   def _units_at_a_time(self) -> int:

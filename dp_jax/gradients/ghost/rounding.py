@@ -23,7 +23,6 @@ larger than C, up to 2 C, and a block hold 4 C of it. The bound is half of the m
 """
 
 import jax
-import jax.numpy as jnp
 
 # Half of the margin of clipping, in units of 2^-24 of the clip norm.
 _BOUND = 2**13
@@ -62,21 +61,3 @@ def unusual(longest: jax.Array, bound: float) -> jax.Array:
     bound: the clip norm.
   """
   return ~(longest <= LONGEST * bound)
-
-
-def longest_parts(x: jax.Array, cotangent: jax.Array) -> jax.Array:
-  """The largest norm of sum_{t < s} x_t (x) c_t over s, of each unit, float32[B].
-
-  With H_ts = (x_t . x_s)(c_t . c_s), the square of a part is the sum of H over its own terms.
-
-  Args:
-    x: float32[B, N, T, K].
-    cotangent: float32[B, N, T, O].
-  """
-  highest = jax.lax.Precision.HIGHEST
-  gram = jnp.einsum("...tk,...sk->...ts", x, x, precision=highest)
-  gram = gram * jnp.einsum("...tk,...sk->...ts", cotangent, cotangent, precision=highest)
-  terms = gram.shape[-1]
-  before = jnp.tril(jnp.full((terms, terms), 2.0, jnp.float32), -1) + jnp.eye(terms)
-  squares = jnp.cumsum(jnp.sum(gram * before, axis=-1), axis=-1)
-  return jnp.sqrt(jnp.sum(jnp.max(squares, axis=-1, initial=0.0), axis=-1))

@@ -20,6 +20,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from dp_jax.gradients.norms import sum_of_squares
@@ -129,6 +130,22 @@ def _gram_norms(grams: jax.Array, squares: jax.Array, inputs: int, cot: jax.Arra
   total = _sum_of_pairs(grams * _gram(cot, cot))
   error = (inputs + outputs + 4 * tokens) * _UNIT_ROUNDOFF * jnp.square(magnitude)
   return jnp.sum(jnp.maximum(total, 0.0) + error, axis=1)
+
+
+def longest_parts(c: Contraction) -> jax.Array:
+  """The largest norm of sum_{t < s} x_t (x) c_t over s, of each unit, float32[B]: an upper bound.
+
+  With H_ts = (x_t . x_s)(c_t . c_s), the square of a part is the sum of H over its own terms. The
+  Gram matrices are those of the norm.
+  """
+  x, cot = c.operand.astype(jnp.float32), c.cotangent.astype(jnp.float32)
+  gram = _gram(x, x) * _gram(cot, cot)
+  terms = gram.shape[-1]
+  before = np.tril(np.full((terms, terms), 2.0, np.float32), -1) + np.eye(terms, dtype=np.float32)
+  squares = jnp.cumsum(jnp.sum(gram * before, axis=-1), axis=-1)
+  squares = jnp.max(squares, axis=-1, initial=0.0)
+  slack = _slack(_squares(x), x.shape[-1], _squares(cot), cot.shape[-1])
+  return jnp.sqrt(jnp.sum(squares, axis=-1)) + slack
 
 
 def magnitudes(c: Contraction) -> jax.Array:

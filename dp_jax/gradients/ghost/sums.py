@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.ghost import canonical, lookups, rounding
-from dp_jax.gradients.ghost.arrays import Parts, added, clipped, rearranged
+from dp_jax.gradients.ghost.arrays import Parts, as_pair, clipped, rearranged
 from dp_jax.gradients.ghost.batch import Batch
 from dp_jax.gradients.ghost.plan import Group
 from dp_jax.gradients.ghost.products import Products
@@ -68,11 +68,11 @@ class Sums:
           parts[root].append(pair)
       else:
         operands[group.uses[0]] = self._arranged(group, found[0])
-    alone = self._alone(ghosts, scales)
-    together = scales if alone is None else [jnp.where(alone, 0.0, each) for each in scales]
-    self._add_ghosts(ghosts, together, operands, parts)
-    total = [added(some, p) for some, p in zip(parts, self.batch.params, strict=True)]
-    return total if alone is None else self._with_alone(ghosts, alone, scales, total)
+    for root, pair in rearranged(self.batch, operands):
+      parts[root].append(pair)
+    for root, pair in self._of_ghosts(ghosts, scales).items():
+      parts[root].append(pair)
+    return [self._added(some, p.shape) for some, p in zip(parts, self.batch.params, strict=True)]
 
   def _by_unit(self, group: Group, scales: list[jax.Array], norms: list[jax.Array]) -> Compensated:
     """Their clipped sum, made one unit at a time."""
@@ -96,26 +96,38 @@ class Sums:
     assert products is not None  # what is looked up is not kept
     return products.arranged(total)
 
-  def _add_ghosts(
-    self,
-    groups: Sequence[Group],
-    scales: list[jax.Array],
-    operands: dict[int, Compensated],
-    parts: Parts,
-  ) -> None:
-    """Adds to `parts` the sums of groups never made whole, and those in layouts of operands."""
+  def _of_ghosts(self, groups: list[Group], scales: list[jax.Array]) -> dict[int, Compensated]:
+    """Sums of groups that are never made whole, by parameter."""
+
+    def total(singly: bool) -> dict[int, Compensated]:
+      found = self._of_operands(groups, scales, singly)
+      return found if self._is_small else {root: as_pair(x) for root, x in found.items()}
+
+    alone = self._alone(groups, scales)
+    if alone is None:
+      return self._of_operands(groups, scales, False)
+    # As a rule, no unit must be.
+    return jax.lax.cond(jnp.any(alone), lambda: total(True), lambda: total(False))
+
+  def _of_operands(
+    self, groups: list[Group], scales: list[jax.Array], singly: bool
+  ) -> dict[int, Compensated]:
+    operands: dict[int, Compensated] = {}
+    plain = self._is_small and not self.exact
     for group in groups:
       (root,) = group.roots
       for index in group.uses:
         if canonical.is_lookup(self.batch.traced.uses[index]):
           looked_up = self.batch.lookup(index)
-          operands[index] = lookups.clipped_sum(looked_up, scales[root], self.bounds[root])
+          operands[index] = lookups.clipped_sum(looked_up, scales[root], self.bounds[root], plain)
       products = Products.of_group(self.batch, group)
       if products is not None:
-        total = products.total(scales[root], self.exact)
+        total = products.total(scales[root], self.exact, singly)
         operands[products.uses[0]] = products.arranged(total)
+    parts: dict[int, list[Compensated]] = {}
     for root, pair in rearranged(self.batch, operands):
-      parts[root].append(pair)
+      parts.setdefault(root, []).append(pair)
+    return {root: self._added(some, ()) for root, some in parts.items()}
 
   def _alone(self, groups: Sequence[Group], scales: list[jax.Array]) -> jax.Array | None:
     """bool[B], which units must not be added together with others; None if all may."""
@@ -127,43 +139,19 @@ class Sums:
       found += [] if some is None else [some]
     return jnp.any(jnp.stack(found), axis=0) if found else None
 
-  def _with_alone(
-    self,
-    groups: Sequence[Group],
-    alone: jax.Array,
-    scales: list[jax.Array],
-    total: list[Compensated],
-  ) -> list[Compensated]:
-    """Adds the units that were left out, one at a time. There are none, as a rule."""
-    roots = sorted({root for group in groups for root in group.roots})
-    uses = sorted({use for group in groups for use in group.uses})
-    plain = len(alone) <= rounding.ALONE
-    order = jnp.argsort(~alone)
+  @property
+  def _is_small(self) -> bool:
+    """Whether the batch has so few units that their sums may be added without pairs."""
+    return len(self.batch.losses) <= rounding.ALONE
 
-    def body(i: jax.Array, some: list[Compensated]) -> list[Compensated]:
-      def one(x: jax.Array) -> jax.Array:
-        return jax.lax.dynamic_slice_in_dim(x, order[i], 1)
-
-      saved, cotangents = list(self.batch.saved), list(self.batch.cotangents)
-      for use in uses:
-        saved[use], cotangents[use] = jax.tree.map(one, (saved[use], cotangents[use]))
-      batch = dataclasses.replace(self.batch, saved=saved, cotangents=cotangents)
-      parts: Parts = [[] for _ in self.batch.params]
-      sums = dataclasses.replace(self, batch=batch)
-      sums._add_ghosts(groups, [one(each) for each in scales], {}, parts)
-      pairs_of = zip(some, (added(parts[r], self.batch.params[r]) for r in roots), strict=True)
-      return [
-        Compensated(a.sum + b.sum, None) if a.error is None else pairs.add(a, _as_pair(b))
-        for a, b in pairs_of
-      ]
-
-    before = [total[root] if plain else _as_pair(total[root]) for root in roots]
-    after = jax.lax.fori_loop(0, jnp.sum(alone), body, before)
-    total = list(total)
-    for root, pair in zip(roots, after, strict=True):
-      total[root] = pair
+  def _added(self, parts: list[Compensated], shape: tuple[int, ...]) -> Compensated:
+    """The sum of the parts of one parameter; one that is never used has none."""
+    if not parts:
+      return Compensated(jnp.zeros(shape, jnp.float32), None)
+    total, *others = parts
+    for part in others:
+      if total.error is None and part.error is None and self._is_small:
+        total = Compensated(total.sum + part.sum, None)
+      else:
+        total = pairs.add(as_pair(total), as_pair(part))
     return total
-
-
-def _as_pair(pair: Compensated) -> Compensated:
-  return pairs.of(pair.sum) if pair.error is None else pair
