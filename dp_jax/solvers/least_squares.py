@@ -9,7 +9,12 @@ from dp_jax.privacy.shares import Part
 from dp_jax.solvers.data import FeatureData
 from dp_jax.solvers.head import ROW_NORM, Head, Preprocessing
 from dp_jax.solvers.noised import Releases, noise_edge
-from dp_jax.solvers.statistics import accumulate, cross_moment, second_moment
+from dp_jax.solvers.statistics import (
+  EXCHANGED_POSITIVE,
+  accumulate,
+  cross_moment,
+  second_moment,
+)
 
 MOMENT = "second moment of the features"
 CROSS = "cross moment of features and labels"
@@ -27,7 +32,8 @@ class LeastSquares:
 
   Under zero_out or add_or_remove_one a unit changes the second moment by at most R^2 in Frobenius
   norm, the cross moment by at most R in Frobenius norm, and the smallest eigenvalue by at most R^2
-  (Weyl's inequality), with R = 1 the norm of a row; under replace_one by twice that.
+  (Weyl's inequality), with R = 1 the norm of a row; under replace_one by sqrt(2) R^2, 2 R and R^2
+  (`statistics.py` derives them).
 
   Attributes:
     preprocessing: of the rows.
@@ -46,10 +52,11 @@ class LeastSquares:
     """What is released."""
     before = self.preprocessing.parts()
     rest = 1 - sum(part.share for part in before) - self.moment_share - self.eigenvalue_share
+    square = ROW_NORM**2
     return (
       *before,
-      Part(MOMENT, self.moment_share, 1, ROW_NORM**2),
-      Part(EIGENVALUE, self.eigenvalue_share, 1, ROW_NORM**2),
+      Part(MOMENT, self.moment_share, 1, square, EXCHANGED_POSITIVE * square),
+      Part(EIGENVALUE, self.eigenvalue_share, 1, square, square),
       Part(CROSS, rest, 1, ROW_NORM),
     )
 
