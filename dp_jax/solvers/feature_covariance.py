@@ -30,7 +30,8 @@ class FeatureCovariance:
   Attributes:
     preprocessing: of the rows.
     descent: the steps.
-    moment_share: of the budget; the gradients have what is left.
+    moment_share: of the budget; the gradients have what is left. Under replace_one 0.05 keeps the
+      proportion of the noise that the default has under zero_out.
     whiten, precondition: the powers, from 0 to 1.
     ridge: in units of the largest eigenvalue of the noise in M; of a public M, of its mean
       eigenvalue.

@@ -37,7 +37,8 @@ class LeastSquares:
 
   Attributes:
     preprocessing: of the rows.
-    moment_share, eigenvalue_share: of the budget; the cross moment has the rest.
+    moment_share, eigenvalue_share: of the budget; the cross moment has the rest. Under replace_one
+      0.26 and 0.02 keep about the proportions of the noise that the defaults have under zero_out.
     ridge: multiplies the ridge that brings the noised matrix's eigenvalues above zero.
 
   Wang 2018, arXiv:1803.02596, Algorithm 2 (AdaSSP), with Gaussian noise accounted as one release.

@@ -35,7 +35,8 @@ class Newton:
   Attributes:
     preprocessing: of the rows.
     steps: Newton steps, each of which pays for a Hessian and a gradient.
-    hessian_share: of the budget; the gradients have what is left.
+    hessian_share: of the budget; the gradients have what is left. Under replace_one 0.33 keeps the
+      proportion of the noise that the default has under zero_out.
     clip_norm: the bound on a unit's gradient.
     ridge: in units of the largest eigenvalue of the noise in a block.
     memory_budget: bytes that the blocks may take.
