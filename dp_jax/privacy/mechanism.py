@@ -19,7 +19,8 @@ class Mechanism:
     sampling: the scheme by which a step's units are chosen.
     noise_multiplier: stddev / clip_norm, at least 0 (0 gives an infinite epsilon).
     steps: the planned number of steps, at least 1.
-    clip_norm: the bound C on one unit's contribution, above 0.
+    clip_norm: the bound C on one unit's contribution, above 0. Of all units (full_batch) under
+      replace_one, C may be half the most by which exchanging one moves the sum (`Part.bound`).
     adjacency: which data sets are neighbours.
     accountant: which bound is computed.
     declared_batch_size: the expected batch size, where it must not be read from
@@ -129,7 +130,10 @@ class Mechanism:
     return tails.tail_delta(self.noise_multiplier, count, self.row.sensitivity_factor, rate)
 
   def sampler(self, key: MasterKey, num_units: int) -> samplers.Sampler:
-    """Returns the sampler that this mechanism was accounted with.
+    """Returns the sampler that this mechanism was accounted with, for its planned steps.
+
+    Any of steps 0 to `steps` - 1 can be drawn, as often as it is needed; a step beyond is a
+    ValueError, since no epsilon stands for it.
 
     Args:
       key: the run's master key.
@@ -138,7 +142,7 @@ class Mechanism:
     Raises:
       ValueError: if num_units is not the number that the scheme declares.
     """
-    return samplers.make_sampler(self.sampling, key, num_units)
+    return samplers.make_sampler(self.sampling, key, num_units, self.steps)
 
   def expected_batch_size(self, num_units: int) -> float:
     """Returns the constant that a step's sum is divided by.

@@ -2,11 +2,14 @@
 
 The numbers come from Philox, a counter-based generator, keyed by a hash of the
 master key and the step. No sampler keeps state between steps, so any step can be
-drawn again, on any host, in any order.
+drawn again, on any host, in any order; but none beyond the steps that were planned,
+since what was accounted ends with them.
 """
 
 import dataclasses
+import numbers
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,25 +37,29 @@ class Sampler:
   Attributes:
     num_units: N.
     indices: step -> int64[n], sorted, without repeats, in [0, N). The same
-      step gives the same indices whenever it is asked for.
+      step gives the same indices whenever it is asked for. A ValueError for a
+      step that is no whole number from 0 to one less than the planned steps.
   """
 
   num_units: int
   indices: Callable[[int], Indices]
 
 
-def make_sampler(sampling: Sampling, key: MasterKey, num_units: int) -> Sampler:
-  """Returns the sampler of a scheme.
+def make_sampler(sampling: Sampling, key: MasterKey, num_units: int, steps: int) -> Sampler:
+  """Returns the sampler of a scheme, for so many steps.
 
   Args:
     sampling: the scheme.
     key: the master key; each step uses `key.derive("sampling", step, 16)`.
     num_units: N, the number of units in the data.
+    steps: how many are accounted for. Steps are numbered from 0; the sampler refuses
+      those beyond, under every scheme.
 
   Raises:
-    ValueError: if N is not positive, or not the N that the scheme was accounted with.
+    ValueError: if N or steps is not positive, or N not the one that the scheme was
+      accounted with.
   """
-  num_units = validation.integer("num_units", num_units)
+  num_units, steps = validation.integer("num_units", num_units), validation.integer("steps", steps)
   if num_units > _MAX_UNITS:
     raise ValueError(f"num_units is {num_units}, more than 2^53; split the data")
   declared = getattr(sampling, "num_units", num_units)
@@ -63,7 +70,7 @@ def make_sampler(sampling: Sampling, key: MasterKey, num_units: int) -> Sampler:
     )
 
   def indices(step: int) -> Indices:
-    step = validation.integer("step", step, minimum=0)
+    step = _planned(step, steps)
     if isinstance(sampling, FullBatch):
       return np.arange(num_units, dtype=np.int64)
     if isinstance(sampling, Stream):
@@ -79,6 +86,17 @@ def make_sampler(sampling: Sampling, key: MasterKey, num_units: int) -> Sampler:
   if not isinstance(sampling, FullBatch | Poisson | TruncatedPoisson | FixedSize | Stream):
     raise ValueError(f"there is no sampler for {sampling!r}; use one of the sampling schemes")
   return Sampler(num_units, indices)
+
+
+def _planned(step: Any, steps: int) -> int:
+  """Returns a step of the plan as an int, or raises ValueError."""
+  if isinstance(step, numbers.Integral) and int(step) >= steps:
+    raise ValueError(
+      f"step is {step!r}, beyond the {steps} planned, which are 0 to {steps - 1}: calibrate a"
+      " mechanism for more steps before the first, or go on with another mechanism that has a key"
+      " and a ledger entry of its own"
+    )
+  return validation.integer("step", step, minimum=0)
 
 
 def step_generator(key: MasterKey, purpose: str, step: int) -> np.random.Philox:

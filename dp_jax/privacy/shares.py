@@ -24,15 +24,41 @@ class Part:
     share: of the budget, above 0. Shares are of mu^2, which adds up under composition.
     steps: how often it is released, each time with the same noise.
     clip_norm: the bound on one unit's contribution, in units of what is summed.
+    exchanged: the most by which exchanging one unit moves what is released, for replace_one. None
+      stands for 2 clip_norm, which always holds; contributions that cannot be opposite, such as
+      positive semidefinite matrices, give less.
+
+  Raises:
+    ValueError: if the share is not positive, or `exchanged` is not from one to two clip norms: a
+      unit can be exchanged for a blank one, and two contributions differ by two clip norms at most.
   """
 
   purpose: str
   share: float
   steps: int = 1
   clip_norm: float = 1.0
+  exchanged: float | None = None
 
   def __post_init__(self) -> None:
     validation.positive(f"the share of {self.purpose}", self.share)
+    if self.exchanged is None:
+      return
+    exchanged = validation.positive(f"exchanged of {self.purpose}", self.exchanged)
+    if not self.clip_norm <= exchanged <= 2 * self.clip_norm:
+      raise ValueError(
+        f"exchanged of {self.purpose} is {self.exchanged!r}; with contributions of at most"
+        f" {self.clip_norm!r} give from {self.clip_norm!r} to {2 * self.clip_norm!r}, or None"
+      )
+
+  def bound(self, adjacency: str) -> float:
+    """The clip norm of its mechanism: under replace_one half of what an exchange moves.
+
+    The table's row for full_batch under replace_one is of sums that move by two clip norms, and of
+    nothing else: every unit is in every sum, so that a unit on its own is never compared with none.
+    """
+    if adjacency == "replace_one" and self.exchanged is not None:
+      return self.exchanged / 2
+    return self.clip_norm
 
 
 def calibrate_parts(
@@ -81,8 +107,9 @@ def account(mechanisms: Sequence[Mechanism], delta: float) -> composition.accoun
 def joint(mechanisms: Sequence[Mechanism]) -> Mechanism:
   """Returns the one release that is as private as all of these together.
 
-  What they sum, each scaled to bounds of 1 and weighted by its precision, is one vector to which
-  a unit contributes at most 1; its noise multiplier is 1 / sqrt(sum of steps / noise_multiplier^2).
+  What they release, each in units of its clip norm and weighted by its precision, is one vector
+  that neighbours move by at most 1, or 2 under replace_one; its noise multiplier is
+  1 / sqrt(sum of steps / noise_multiplier^2).
 
   Raises:
     ValueError: if one of them is not over all units, or adjacencies differ.
@@ -103,6 +130,5 @@ def joint(mechanisms: Sequence[Mechanism]) -> Mechanism:
 
 def _mechanism(whole: Mechanism, part: Part, factor: float) -> Mechanism:
   noise = whole.noise_multiplier * math.sqrt(part.steps / part.share) * factor
-  return dataclasses.replace(
-    whole, noise_multiplier=noise, steps=part.steps, clip_norm=part.clip_norm
-  )
+  clip_norm = part.bound(whole.adjacency)
+  return dataclasses.replace(whole, noise_multiplier=noise, steps=part.steps, clip_norm=clip_norm)

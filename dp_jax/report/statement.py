@@ -122,8 +122,11 @@ def _covered(record: Record) -> str:
   """What was released with noise, as a clause."""
   unit = f"{unit_name(record)}{records_used(record)}"
   if "parts" in record:
+    moved = f"to each of which a {unit} adds at most the bound given and"
+    if record["adjacency"] == "replace_one":
+      moved = f"each moved by at most twice the bound given by replacing a {unit}, to each of which"
     return (
-      f"these sums over all units, to each of which a {unit} adds at most the bound given and "
+      f"these sums over all units, {moved} "
       f"Gaussian noise is added: {'; '.join(_part(each) for each in record['parts'])}"
     )
   steps = record["steps"]

@@ -11,7 +11,7 @@ from dp_jax.solvers.descent import GRADIENT, Descent, descend
 from dp_jax.solvers.head import ROW_NORM, Head, Preprocessing
 from dp_jax.solvers.least_squares import MOMENT
 from dp_jax.solvers.noised import Releases, noise_edge
-from dp_jax.solvers.statistics import accumulate, second_moment
+from dp_jax.solvers.statistics import EXCHANGED_POSITIVE, accumulate, second_moment
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,12 +24,14 @@ class FeatureCovariance:
   this is DP-FC. Without a moment (share 0 and none public) it is plain gradient descent.
 
   Under zero_out or add_or_remove_one a unit changes M by at most R^2 = 1 in Frobenius norm, and the
-  sum of gradients by at most their clip norm; under replace_one by twice that.
+  sum of gradients by at most their clip norm; under replace_one M by sqrt(2), since it is positive
+  semidefinite (`statistics.py` derives it), and the gradients by two clip norms.
 
   Attributes:
     preprocessing: of the rows.
     descent: the steps.
-    moment_share: of the budget; the gradients have what is left.
+    moment_share: of the budget; the gradients have what is left. Under replace_one 0.05 keeps the
+      proportion of the noise that the default has under zero_out.
     whiten, precondition: the powers, from 0 to 1.
     ridge: in units of the largest eigenvalue of the noise in M; of a public M, of its mean
       eigenvalue.
@@ -54,7 +56,8 @@ class FeatureCovariance:
         raise ValueError(
           f"moment_share={self.moment_share}, but public statistics give the moment; set it to 0."
         )
-      parts = [*parts, Part(MOMENT, self.moment_share, 1, ROW_NORM**2)]
+      square = ROW_NORM**2
+      parts = [*parts, Part(MOMENT, self.moment_share, 1, square, EXCHANGED_POSITIVE * square)]
     rest = 1 - sum(part.share for part in parts)
     return (*parts, Part(GRADIENT, rest, self.descent.steps, self.descent.clip_norm))
 

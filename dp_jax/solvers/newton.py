@@ -13,7 +13,7 @@ from dp_jax.solvers.data import FeatureData
 from dp_jax.solvers.descent import GRADIENT, gradient_sum
 from dp_jax.solvers.head import ROW_NORM, Head, Preprocessing
 from dp_jax.solvers.noised import Releases, noise_edge
-from dp_jax.solvers.statistics import accumulate, weighted_moments
+from dp_jax.solvers.statistics import EXCHANGED_POSITIVE, accumulate, weighted_moments
 
 HESSIAN = "Hessian of the loss, a block a class"
 
@@ -29,12 +29,14 @@ class Newton:
 
   Block c is the mean of p_c (1 - p_c) x x^T. Under zero_out or add_or_remove_one a unit changes all
   blocks together by at most R^2 sqrt(4/27) in Frobenius norm, with R = 1 the norm of a row; under
-  replace_one by twice that.
+  replace_one by sqrt(2) times that, since they are positive semidefinite (`statistics.py` derives
+  it), and the gradient by two clip norms.
 
   Attributes:
     preprocessing: of the rows.
     steps: Newton steps, each of which pays for a Hessian and a gradient.
-    hessian_share: of the budget; the gradients have what is left.
+    hessian_share: of the budget; the gradients have what is left. Under replace_one 0.33 keeps the
+      proportion of the noise that the default has under zero_out.
     clip_norm: the bound on a unit's gradient.
     ridge: in units of the largest eigenvalue of the noise in a block.
     memory_budget: bytes that the blocks may take.
@@ -53,9 +55,10 @@ class Newton:
     """What is released."""
     before = self.preprocessing.parts()
     rest = 1 - sum(part.share for part in before) - self.hessian_share
+    bound = ROW_NORM**2 * CURVATURE_BOUND
     return (
       *before,
-      Part(HESSIAN, self.hessian_share, self.steps, ROW_NORM**2 * CURVATURE_BOUND),
+      Part(HESSIAN, self.hessian_share, self.steps, bound, EXCHANGED_POSITIVE * bound),
       Part(GRADIENT, rest, self.steps, self.clip_norm),
     )
 

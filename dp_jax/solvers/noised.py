@@ -44,8 +44,8 @@ class Releases:
 
     Args:
       purpose: of the mechanism.
-      total: an array or a tree of them, as a pair; a unit adds at most the mechanism's clip norm to
-        all of it together, in L2.
+      total: an array or a tree of them, as a pair. Neighbours move all of it together, in L2, by at
+        most the mechanism's clip norm, or twice that under replace_one.
       step: which of the planned steps this is; each is released once.
     """
     mechanism, key = self._claim(purpose, step)
@@ -54,10 +54,11 @@ class Releases:
   def symmetric(self, purpose: str, total: Compensated, step: int = 0) -> np.ndarray:
     """A symmetric matrix, or a stack of them, with symmetric noise.
 
-    One unit changes the matrices by at most the mechanism's clip norm in Frobenius norm, all taken
-    together. The upper triangle alone is drawn, and mirrored: its diagonal with the mechanism's
-    stddev, the rest with stddev / sqrt(2). In the coordinates (diagonal, sqrt(2) x above it) the
-    norm is the Frobenius norm, and the noise has the mechanism's stddev in each.
+    Neighbours move the matrices, all taken together, by at most the mechanism's clip norm in
+    Frobenius norm, or twice that under replace_one. The upper triangle alone is drawn, and
+    mirrored: its diagonal with the mechanism's stddev, the rest with stddev / sqrt(2). In the
+    coordinates (diagonal, sqrt(2) x above it) the norm is the Frobenius norm, and the noise has the
+    mechanism's stddev in each.
 
     Args:
       purpose: of the mechanism.
@@ -85,7 +86,7 @@ class Releases:
     return noised
 
   def scalar(self, purpose: str, value: float, step: int = 0) -> float:
-    """A number that one unit changes by at most the mechanism's clip norm, with noise."""
+    """A number, with noise; neighbours move it as they do a `vector`."""
     high = np.float32(value)
     pair = Compensated(jnp.asarray(high), jnp.asarray(np.float32(value - float(high))))
     return float(self.vector(purpose, pair, step))

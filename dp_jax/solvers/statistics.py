@@ -9,18 +9,37 @@ record's. Every record's row is clipped to norm R first. Then a unit adds to
 * weighted second moments, one matrix h_c x x^T a class: R^2 |h|, where |h| is at most the bound on
   the weights, all matrices taken together.
 
-These are the sensitivities under zero_out and add_or_remove_one, where a unit is there or is not;
-under replace_one two units differ by at most twice as much.
+These are the sensitivities under zero_out and add_or_remove_one, where a unit is there or is not.
+Under replace_one the contributions A and B of two units take each other's place. In general they
+differ by at most twice the bound, as x and -x do. Positive semidefinite ones cannot be opposite:
+
+  <A, B> = tr(A B) = ||A^(1/2) B^(1/2)||^2 >= 0, in Frobenius norm, so that
+  ||A - B||^2 = ||A||^2 + ||B||^2 - 2 <A, B> <= ||A||^2 + ||B||^2,
+
+and second moments move by at most sqrt(2) R^2, which rows at right angles reach. With weights of at
+least 0 every h_c x x^T is positive semidefinite, and <A, B> is a sum over classes of such terms, so
+all matrices together move by at most sqrt(2) R^2 |h|. Weights of both signs would give 2 R^2 |h|.
+
+The smallest eigenvalue of the second moment moves by at most R^2 under replace_one too. With S the
+sum over all other units, and A positive semidefinite, Weyl's inequality (Horn and Johnson 2013,
+Matrix Analysis, theorem 4.3.1) gives
+
+  smallest(S) <= smallest(S + A) <= smallest(S) + largest(A) <= smallest(S) + R^2,
+
+and the same for B: both lie in one interval of length R^2.
 
 Matrices are summed over blocks of `BLOCK` rows by a plain float32 product, and blocks as pairs. The
 sum of a block rounds by at most BLOCK * 2^-24 times the sum of its terms' norms, so by
-BLOCK^2 * 2^-24 bounds; twice that, once for each neighbour, is taken off the bound beforehand.
-That is enough where neighbours keep every unit in its place. A unit that is taken out moves all
-later ones to other blocks, and in an order of units that is made for it all blocks then round
-alike (1.03 bounds for 2^18 units); where neighbours may lack a unit, `exact` products are float64.
+BLOCK^2 * 2^-24 bounds (blocks that share a unit round by less together, since the units in them
+then have three rows or more). Twice that, once for each neighbour, is taken off the bound
+beforehand; two sums round under replace_one too, and they may move by no less. That is enough where
+neighbours keep every unit in its place. A unit that is taken out moves all later ones to other
+blocks, and in an order of units that is made for it all blocks then round alike (1.03 bounds for
+2^18 units); where neighbours may lack a unit, `exact` products are float64.
 """
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +50,9 @@ from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.norms import CLIP_MARGIN, per_unit_norms, scaled
 from dp_jax.solvers.data import Rows, Units
+
+# By how many bounds an exchange moves a sum of positive semidefinite matrices.
+EXCHANGED_POSITIVE = math.sqrt(2)
 
 BLOCK = 128
 _ROUNDING = 2 * BLOCK**2 * 2.0**-24
@@ -139,14 +161,14 @@ def weighted_moments(
 
   Args:
     row_norm: R.
-    weights_of: (float32[n, d] rows, *parameters) -> float32[n, C] weights, at least 0.
+    weights_of: (float32[n, d] rows, *parameters) -> float32[n, C] weights; below 0 they count as 0.
     bound: on the norm of a row's weights; they are scaled down to it where they exceed it.
     exact: for neighbours that lack a unit; see above.
   """
 
   def statistic(units: Units, mask: jax.Array, *parameters: jax.Array) -> Compensated:
     rows, record_weights = weighted_rows(units, row_norm)
-    weights = weights_of(rows, *parameters)
+    weights = jnp.maximum(weights_of(rows, *parameters), 0.0)
     norms = per_unit_norms(weights)
     most = bound * (1 - CLIP_MARGIN)
     shrink = jnp.where(jnp.isfinite(norms), jnp.minimum(1.0, most / jnp.maximum(norms, 1e-30)), 0)

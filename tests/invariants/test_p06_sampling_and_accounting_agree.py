@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 import dp_jax
+from dp_jax.data.pipeline import _Parts
 from dp_jax.privacy import FixedSize, FullBatch, MasterKey, Mechanism, Poisson, Stream
 from dp_jax.privacy.samplers import Sampler
+from dp_jax.training.agreement import agree_on_draws
+from dp_jax.training.ahead import Ahead, StepInputs
 
 PACKAGE = pathlib.Path(dp_jax.__file__).parent
 NUM_UNITS, RATE, STEPS = 40, 0.25, 8000
@@ -87,6 +90,29 @@ def test_one_object_gives_both():
     assert mechanism.event().event.sampling_probability == mechanism.sampling.rate == rate
     drawn = np.mean([mechanism.sampler(KEY, 10**5).indices(step).size for step in range(5)]) / 10**5
     assert drawn == pytest.approx(rate, rel=0.02)
+
+
+def test_what_looks_ahead_asks_for_no_step_beyond_the_plan():
+  mechanism = Mechanism(Poisson(RATE), 2.0, 10)
+  sampler = mechanism.sampler(KEY, NUM_UNITS)
+  ahead, asked = Ahead(), []
+
+  def inputs(step):
+    asked.append(step)
+    return StepInputs(sampler.indices(step), None, None, None)
+
+  for step in range(mechanism.steps):
+    ahead.take(step, mechanism.steps, inputs)
+    agree_on_draws(KEY, sampler, step, mechanism.steps)
+  assert asked == list(range(mechanism.steps))
+  parts = _Parts(sampler.indices, range(7, mechanism.steps), NUM_UNITS, len)
+  assert [parts[number] for number in range(4)][-1] is None
+  with pytest.raises(ValueError, match="beyond the 10 planned"):
+    ahead.take(mechanism.steps, mechanism.steps, inputs)
+  # One that was told of too many steps learns it, and does not draw them.
+  parts = _Parts(sampler.indices, range(10, 12), 8, len)
+  with pytest.raises(ValueError, match="beyond the 10 planned"):
+    parts[0]
 
 
 def sources_of_indices(tree: ast.AST) -> set[str]:

@@ -16,9 +16,9 @@ OTHER = MasterKey(bytes(32))
 Z = 5.33
 
 
-def sampler(sampling, num_units, key=KEY):
+def sampler(sampling, num_units, key=KEY, steps=20_000):
   adjacency = "replace_one" if sampling.name == "fixed_size" else "zero_out"
-  return Mechanism(sampling, 1.0, 10, adjacency=adjacency).sampler(key, num_units)
+  return Mechanism(sampling, 1.0, steps, adjacency=adjacency).sampler(key, num_units)
 
 
 SCHEMES = [
@@ -227,7 +227,7 @@ def test_bad_arguments():
   with pytest.raises(ValueError, match="step is -1"):
     sampler(FullBatch(), 5).indices(-1)
   with pytest.raises(ValueError, match="no sampler"):
-    make_sampler("poisson", KEY, 5)
+    make_sampler("poisson", KEY, 5, 1)
 
 
 def test_a_billion_units_need_no_billion_booleans():

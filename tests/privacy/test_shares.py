@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import pytest
+from scipy import stats
 
 from dp_jax.privacy.ledger import BudgetError, Ledger
 from dp_jax.privacy.mechanism import Mechanism
@@ -37,6 +38,57 @@ def test_replace_one_doubles_the_noise():
   )
   for a, b in zip(once, twice, strict=True):
     assert b.noise_multiplier == pytest.approx(2 * a.noise_multiplier, rel=2e-3)
+
+
+# A sum that moves by two bounds when a unit is exchanged, one by sqrt(2), one by one.
+EXCHANGED = (
+  Part("mean", 0.5, 1, 3.0),
+  Part("moment", 0.3, 1, 2.0, 2 * math.sqrt(2)),
+  Part("eigenvalue", 0.2, 4, 0.5, 0.5),
+)
+
+
+def _true_delta(epsilon, mechanisms, moved):
+  """Of all releases together, from the densities of two Gaussians that lie mu apart.
+
+  Balle and Wang 2018, arXiv:1805.06530, theorem 8.
+  """
+  steps = [each.steps * (m / each.stddev) ** 2 for each, m in zip(mechanisms, moved, strict=True)]
+  mu = math.sqrt(math.fsum(steps))
+  above, below = (stats.norm.cdf(-epsilon / mu + sign * mu / 2) for sign in (1, -1))
+  return above - math.exp(epsilon) * below
+
+
+def test_what_an_exchange_moves_less_needs_less_noise():
+  spec = PrivacySpec(1.0, 1e-5, adjacency="replace_one")
+  found = calibrate_parts(spec, EXCHANGED)
+  # Half of what moves, so that the table's row for replace_one is that of the sum.
+  assert [each.clip_norm for each in found] == [3.0, math.sqrt(2), 0.25]
+  blanked = calibrate_parts(PrivacySpec(1.0, 1e-5), EXCHANGED)
+  assert [each.clip_norm for each in blanked] == [3.0, 2.0, 0.5]
+  factors = [a.stddev / b.stddev for a, b in zip(found, blanked, strict=True)]
+  assert factors == pytest.approx([2, math.sqrt(2), 1], rel=2e-3)
+  epsilon = account(found, spec.delta).epsilon
+  moved = [6.0, 2 * math.sqrt(2), 0.5]
+  assert 0.98 * spec.delta <= _true_delta(epsilon, found, moved) <= spec.delta
+  # Broken: parts that move by twice their bound, accounted as if they moved less; by four thirds.
+  assert _true_delta(epsilon, found, [6.0, 4.0, 1.0]) > 3 * spec.delta
+
+
+@pytest.mark.parametrize("adjacency", ["zero_out", "add_or_remove_one"])
+def test_what_an_exchange_moves_is_of_no_use_elsewhere(adjacency):
+  declared = 1000.0 if adjacency == "add_or_remove_one" else None
+  spec = PrivacySpec(2.0, 1e-5, adjacency=adjacency)
+  plain = [dataclasses.replace(part, exchanged=None) for part in EXCHANGED]
+  assert calibrate_parts(spec, EXCHANGED, declared) == calibrate_parts(spec, plain, declared)
+
+
+def test_an_exchange_moves_between_one_and_two_bounds():
+  for wrong in (0.49, 1.01, 0.0, -1.0, math.nan, math.inf):
+    with pytest.raises(ValueError, match="exchanged of a is"):
+      Part("a", 1.0, 1, 0.5, wrong)
+  for right in (0.5, 1.0, 0.7):
+    Part("a", 1.0, 1, 0.5, right)
 
 
 def test_joint_release_is_as_private():

@@ -117,10 +117,10 @@ def _solved(method, adjacency, units, answers):
   return found.arrays(), releases
 
 
-def _check(method, adjacency):
+def _check(method, adjacency, neighbours=None):
   """Largest movement of each purpose as a share of what is accounted; the head stays as it is."""
   answers, moved, whole = {}, {}, None
-  for units in _neighbours(adjacency):
+  for units in neighbours or _neighbours(adjacency):
     arrays, releases = _solved(method, adjacency, units, answers)
     if whole is None:
       whole, sums = arrays, releases.sums
@@ -161,14 +161,75 @@ def test_moments_are_exact_where_a_unit_may_be_missing(adjacency, monkeypatch):
   assert asked == [adjacency == "add_or_remove_one"] * 4
 
 
+# What an exchange moves, in units of what blanking does; anything else twice that.
+EXCHANGED = {least_squares.MOMENT: 2**0.5, newton.HESSIAN: 2**0.5, least_squares.EIGENVALUE: 1.0}
+
+
 @pytest.mark.parametrize("name", METHODS)
-def test_exchanging_a_unit_needs_twice_the_noise_of_blanking_it(name):
+def test_exchanging_a_unit_needs_the_noise_of_what_it_moves(name):
   blanked, exchanged = (
     plan(METHODS[name], PrivacySpec(3.0, 1e-4, adjacency=adjacency))
     for adjacency in ("zero_out", "replace_one")
   )
   for purpose, mechanism in blanked.items():
-    assert exchanged[purpose].stddev == pytest.approx(2 * mechanism.stddev, rel=1e-3)
+    factor = EXCHANGED.get(purpose, 2.0)
+    assert exchanged[purpose].stddev == pytest.approx(factor * mechanism.stddev, rel=1e-3)
+
+
+def _exchanges():
+  """Records along the axes, and some with one unit exchanged: turned, and turned around.
+
+  No other unit has a record along the first axis, so that the smallest eigenvalue is that unit's.
+  """
+  x = np.zeros((UNITS, K, D), np.float32)
+  for unit in range(UNITS):
+    x[unit, :, 1 + unit // 2 % (D - 1)] = (-1) ** unit
+  labels = np.broadcast_to(np.arange(UNITS, dtype=np.int32)[:, None] // 2 % CLASSES, (UNITS, K))
+  for axis, sign in ((0, 1), (1, 1), (2, -1), (0, -1)):
+    changed = x.copy()
+    changed[7] = sign * np.eye(D)[axis]
+    yield changed, labels, np.ones((UNITS, K), bool)
+
+
+def _without_bias(method):
+  """An input that is always 1 is never turned around."""
+  if not isinstance(method, FeatureCovariance):
+    return method
+  return dataclasses.replace(method, descent=dataclasses.replace(method.descent, bias=False))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_exchanges_reach_what_is_accounted(name):
+  """No release has more noise than the worst exchange asks for."""
+  moved = _check(_without_bias(METHODS[name]), "replace_one", _exchanges())
+  assert all(0.9 < share <= 1 for share in moved.values()), moved
+
+
+def _twice_the_bound(patch):
+  """As it was: for all releases what always holds."""
+  patch.setattr(Part, "bound", lambda part, adjacency: part.clip_norm)
+
+
+def _the_root_of_two_for_all(patch):
+  patch.setattr(Part, "bound", lambda part, adjacency: part.clip_norm / 2**0.5)
+
+
+def _no_more_than_blanking(patch):
+  patch.setattr(Part, "bound", lambda part, adjacency: part.clip_norm / 2)
+
+
+@pytest.mark.parametrize("broken", [_the_root_of_two_for_all, _no_more_than_blanking])
+@pytest.mark.parametrize("name", ["least_squares", "feature_covariance", "newton"])
+def test_less_noise_than_an_exchange_asks_for_is_caught(name, broken, monkeypatch):
+  broken(monkeypatch)
+  moved = _check(_without_bias(METHODS[name]), "replace_one", _exchanges())
+  assert max(moved.values()) > 1.25, moved
+
+
+def test_more_noise_than_any_exchange_asks_for_shows(monkeypatch):
+  _twice_the_bound(monkeypatch)
+  moved = _check(METHODS["least_squares"], "replace_one", _exchanges())
+  assert moved[least_squares.MOMENT] < 0.71 and moved[least_squares.EIGENVALUE] <= 0.5
 
 
 def _counts_what_is_there(patch):
@@ -215,8 +276,9 @@ def _uses_the_exact_eigenvalue(patch):
 
 def _halves_a_bound(patch):
   patch.setattr(
-    least_squares, "Part", lambda name, share, steps, bound: Part(name, share, steps, bound / 2)
-  )
+    least_squares, "Part",
+    lambda name, share, steps, bound, *exchanged: Part(name, share, steps, bound / 2),
+  )  # fmt: skip
 
 
 def _adds_up_twice(patch):

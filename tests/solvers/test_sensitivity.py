@@ -51,6 +51,13 @@ STATISTICS = {
 }  # fmt: skip
 
 
+# Under replace_one, in place of twice the bound.
+EXCHANGED = {
+  "second_moment": 2**0.5, "second_moment_radius_2": 2**0.5, "weighted_moments": 2**0.5,
+  "smallest_eigenvalue": 1.0,
+}  # fmt: skip
+
+
 @functools.cache
 def _compiled(statistic):
   return jax.jit(statistic)
@@ -107,7 +114,8 @@ def test_a_unit_moves_a_statistic_by_at_most_its_bound(name, adjacency):
   whole, *others = (_value(statistic, *each, released) for each in _neighbours(adjacency))
   moved = [np.linalg.norm(np.asarray(whole - other)) for other in others]
   assert np.isfinite(moved).all()
-  assert max(moved) <= FACTORS[adjacency] * bound
+  factor = EXCHANGED.get(name, 2.0) if adjacency == "replace_one" else FACTORS[adjacency]
+  assert max(moved) <= factor * bound
   if name not in ("smallest_eigenvalue", "weighted_moments"):
     assert max(moved) > 0.97 * bound, "the bound is reached"
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import jax
@@ -243,6 +244,16 @@ def test_every_adjacency_verifies(tmp_path, adjacency, monkeypatch):
   assert divisors == [1000.0 if adjacency == "add_or_remove_one" else N]
   found = verify_release(tmp_path / "run" / "release")
   assert not found.problems, str(found)
+  text, bounds = found.record["statement"], ["1", "0.7071067811865476", "0.5", "1"]
+  if adjacency == "replace_one":
+    # What a record adds to the second moment may be 1, above .71; twice .71 is what an exchange
+    # moves it by.
+    assert "each moved by at most twice the bound given by replacing a record" in text
+    assert "adds at most" not in text
+  else:
+    assert "to each of which a record adds at most the bound given" in text
+    bounds = ["1"] * 4
+  assert re.findall(r"bound ([0-9.]+),", text) == bounds
 
 
 def test_bad_features_change_nothing_else_and_are_not_told(tmp_path):
