@@ -59,6 +59,8 @@ _HARMLESS_EFFECTS = frozenset({
   "AccumEffect",
 })  # fmt: skip
 _AXIS_EFFECT = "NamedAxisEffect"
+# What jax puts into the gradient of a value that differs between devices.
+_INSERTED = ("psum_invariant", "unreduced_psum")
 _STATEFUL = ("rng_uniform", "infeed", "outfeed")
 
 
@@ -92,8 +94,11 @@ def check_loss(loss_fn: Callable[..., Any], params: PyTree, unit: PyTree, key: A
     # over, jax adds up the gradients in it, and that shows.
     return loss_fn(params, unit, key) * jax.lax.convert_element_type(scale, out.dtype)
 
-  gradient = jax.make_jaxpr(jax.grad(scaled, argnums=(0, 1)))(params, np.float32(1))
-  _check_alone(gradient.jaxpr, in_gradient=True)
+  try:
+    gradient = jax.make_jaxpr(jax.grad(scaled, argnums=(0, 1)))(params, np.float32(1))
+  except NameError as error:
+    raise ValueError(unbound_axis(error)) from error
+  _check_alone(gradient.jaxpr)
   return _no_map(closed.jaxpr) or _no_map(gradient.jaxpr)
 
 
@@ -172,12 +177,12 @@ def _check_no_references(jaxpr: Any) -> None:
     )
 
 
-def _check_alone(jaxpr: Any, *, in_gradient: bool = False) -> None:
+def _check_alone(jaxpr: Any) -> None:
   """Refuses outer axes, side effects and state."""
   for eqn, bound in _equations(jaxpr):
     inner = any(True for _ in _jaxprs(tuple(eqn.params.values())))  # whose equations follow
     axes = set() if inner else _outer_axes(eqn, bound)
-    if axes and in_gradient:
+    if axes and eqn.primitive.name in _INSERTED:
       raise ValueError(_varying("the loss of one unit, or what it closes over, differs", axes))
     if axes:
       raise ValueError(_collective(f"{_said(eqn)} over {_names(axes)}"))

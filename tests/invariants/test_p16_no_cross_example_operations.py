@@ -8,7 +8,7 @@ from flax import nnx
 
 import dp_jax
 from dp_jax.models.functional import split
-from dp_jax.models.inspect import check_per_unit
+from dp_jax.models.inspect import check_model
 
 IMAGES = jnp.zeros((1, 4))
 
@@ -37,7 +37,7 @@ class Counter(nnx.Module):
 
 def _check(module):
   model, arrays = split(module)
-  check_per_unit(model, arrays, lambda bound: bound(IMAGES))
+  check_model(model, arrays, lambda bound: bound(IMAGES))
 
 
 def test_batch_norm_in_training_mode_is_refused_by_name():
