@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import core as jex_core
 from jax.ref import AbstractRef
+from jax.sharding import AxisType
 
 PyTree = Any
 
@@ -38,13 +39,15 @@ _EXPORTED = frozenset(
 )  # fmt: skip
 # jax's own whose rules are maps, and which it does not export.
 _OTHER_MAPS = frozenset({
-  "addupdate", "checkpoint", "core_call", "dce_sink", "debug_callback", "debug_print", "empty",
-  "eval_jaxpr", "freeze", "from_edtype", "geqp3", "geqrf", "inspect_sharding", "layout_constraint",
-  "lu_pivots_to_permutation", "mulhi", "mutable_array", "new_ref", "optimization_barrier", "ormqr",
-  "philox2x32", "philox4x32", "pjit", "pvary", "random_clone", "random_unwrap", "random_wrap",
-  "remat", "remat_opt", "reshard", "scatter-sub", "split", "stack", "symmetric_product",
-  "threefry4x32", "tile", "to_edtype", "unstack", "xla_metadata_call",
+  "addupdate", "checkpoint", "core_call", "custom_jvp_call_jaxpr", "custom_vjp_call_jaxpr",
+  "dce_sink", "debug_callback", "debug_print", "empty", "eval_jaxpr", "freeze", "from_edtype",
+  "geqp3", "geqrf", "inspect_sharding", "layout_constraint", "lu_pivots_to_permutation", "mulhi",
+  "mutable_array", "new_ref", "optimization_barrier", "ormqr", "philox2x32", "philox4x32", "pjit",
+  "platform_index", "pvary", "random_clone", "random_unwrap", "random_wrap", "remat", "remat_opt",
+  "reshard", "scatter-sub", "split", "stack", "symmetric_product", "threefry4x32", "tile",
+  "to_edtype", "unstack", "xla_metadata_call",
 })  # fmt: skip
+_REDUCTIONS = ("psum", "pmax", "pmin")
 # Calls out of jax: batched as they are told to be.
 _CALLBACKS = ("pure_callback", "ffi_call", "buffer_callback")
 _SEQUENTIAL = ("sequential", "sequential_unrolled")
@@ -59,8 +62,8 @@ _HARMLESS_EFFECTS = frozenset({
   "AccumEffect",
 })  # fmt: skip
 _AXIS_EFFECT = "NamedAxisEffect"
-# What jax puts into the gradient of a value that differs between devices.
-_INSERTED = ("psum_invariant", "unreduced_psum")
+# Parts of the names of what jax itself puts in where values differ between devices.
+_INSERTED = ("vary", "invariant", "reduced")
 _STATEFUL = ("rng_uniform", "infeed", "outfeed")
 
 
@@ -112,7 +115,7 @@ def check_in_one_piece(trees: dict[str, PyTree]) -> None:
     for leaf in jax.tree.leaves(tree):
       axes = _manual_axes(jax.typeof(leaf))
       if axes:
-        raise ValueError(_varying(f"{name} of this shard_map differ", axes))
+        raise ValueError(_varying(f"{name} in this shard_map: values differ", axes))
 
 
 def _manual_axes(aval: Any) -> frozenset[Any]:
@@ -182,7 +185,7 @@ def _check_alone(jaxpr: Any) -> None:
   for eqn, bound in _equations(jaxpr):
     inner = any(True for _ in _jaxprs(tuple(eqn.params.values())))  # whose equations follow
     axes = set() if inner else _outer_axes(eqn, bound)
-    if axes and eqn.primitive.name in _INSERTED:
+    if axes and any(part in eqn.primitive.name for part in _INSERTED):
       raise ValueError(_varying("the loss of one unit, or what it closes over, differs", axes))
     if axes:
       raise ValueError(_collective(f"{_said(eqn)} over {_names(axes)}"))
@@ -217,6 +220,8 @@ def _no_map(jaxpr: Any) -> str | None:
         return f"{_said(eqn)} uses the generator {keys[0]}, which gives a batch of keys other bits"
     elif any(type(effect).__name__ == "OrderedDebugEffect" for effect in eqn.effects):
       return f"{_said(eqn)} is ordered"
+    elif name in _REDUCTIONS and not _named(eqn.params.get("axes", ())):
+      continue  # over positions of one array: an axis that the loss itself bound by vmap
     elif eqn.primitive not in _EXPORTED and name not in _OTHER_MAPS:
       return f"{_said(eqn)} may have a batching rule of its own"
   return None
@@ -238,10 +243,21 @@ def _equations(jaxpr: Any, bound: frozenset[Any] = frozenset()) -> Iterator[tupl
   """Every equation, inner ones too, with the axes that are bound around it within the jaxpr."""
   for eqn in jaxpr.eqns:
     yield eqn, bound
-    mesh = eqn.params.get("mesh")  # of a shard_map
-    within = bound | frozenset(getattr(mesh, "axis_names", ()))
+    within = bound | (_newly_bound(eqn) if eqn.primitive.name == "shard_map" else frozenset())
     for inner in _jaxprs(tuple(eqn.params.values())):
       yield from _equations(inner, within)
+
+
+def _newly_bound(eqn: Any) -> frozenset[Any]:
+  """Axes that a shard_map binds; those of an outer one are in its mesh too, and not its own."""
+  params, outer = eqn.params, set()
+  axes = params.get("newly_manual_axes", params.get("manual_axes", ()))
+  mesh = params.get("mesh")
+  kinds = zip(getattr(mesh, "axis_names", ()), getattr(mesh, "axis_types", ()), strict=True)
+  for name, kind in kinds:
+    if kind == AxisType.Manual:
+      outer.add(name)
+  return frozenset(axes) - outer
 
 
 def _jaxprs(value: Any) -> Iterator[Any]:
@@ -261,10 +277,14 @@ def _outer_axes(eqn: Any, bound: frozenset[Any]) -> set[Any]:
   """Axes of outer transformations that an equation itself uses."""
   axes = {e.name for e in eqn.effects if type(e).__name__ == _AXIS_EFFECT}
   for key in ("axes", "axis_name"):  # not every collective says so in its effects
-    value = eqn.params.get(key)
-    names = value if isinstance(value, tuple | list | set | frozenset) else (value,)
-    axes |= {x for x in names if x is not None and not isinstance(x, int | np.integer)}
+    axes |= _named(eqn.params.get(key))
   return axes - bound
+
+
+def _named(axes: Any) -> set[Any]:
+  """Those of some axes that are names, and not positions."""
+  some = axes if isinstance(axes, tuple | list | set | frozenset) else (axes,)
+  return {x for x in some if x is not None and not isinstance(x, int | np.integer)}
 
 
 def _said(eqn: Any) -> str:
