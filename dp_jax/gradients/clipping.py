@@ -44,6 +44,22 @@ class ClippedGrad:
   the rounding included. A total that is collapsed to float32 (the default) adds the rounding of the
   collapse, at most 2^-23 * B * clip_norm between neighbours; above about 10,000 units a step use
   the pair.
+
+  Where the loss draws random numbers, this holds for any fixed assignment of keys to units: a unit
+  that is taken out must not move the others to other keys. So with `exact=True` one key, which is
+  split by position, is refused: give a key a unit. Keys by a unit's index do, though an index may
+  move as well: fresh keys that are secret all have one law, so that the total with a unit and the
+  total without it can be coupled such that every other unit has the same key in both, and under any
+  such coupling they differ by at most `clip_norm`. It follows that the keys of the units must be
+  secret, as those of the noise are, and fresh at every call.
+
+  The guarantee is for a loss of one unit that sees no other. What would let units see each other is
+  refused by name: axes of an outer vmap, pmap or shard_map, side effects, references from outside,
+  and values that differ between the devices of a shard_map with check_vma=True. Operations whose
+  batching rule may not be the map over units (custom_vmap, kernels, callbacks that are not
+  sequential, the generators rbg and unsafe_rbg) are refused by the engines "vmap" and "ghost", and
+  "auto" takes one unit at a time. A pure_callback must be pure. What jax.debug prints is not
+  covered.
   """
 
   loss_fn: LossFn
@@ -72,14 +88,16 @@ class ClippedGrad:
       params: the trained parameters, floating-point leaves.
       units: leaves [B, ...]; B may be 0.
       mask: bool[B], False marks padding, which adds exactly zero; None means all True.
-      key: None, one key, which is split by position, or a key array [B] with a key per unit.
+      key: None, one key, which is split by position (not with `exact`), or a key array [B] with a
+        key a unit: secret, fresh at each call, and of the unit, not of its place.
 
     Returns:
       The total, leaves float32 with the shapes of `params` (or a `Compensated` pair of such
       trees), and the `ClipAux` of the units.
 
     Raises:
-      ValueError: if the loss is not one real scalar, or the shapes do not fit.
+      ValueError: if the loss is not one real scalar, the shapes do not fit, or units could see each
+        other, naming the operation.
     """
     units = jax.tree.map(jnp.asarray, units)
     _check_mesh(params, units)
@@ -155,13 +173,14 @@ def clipped_grad(
 
   Args:
     loss_fn: `(params, unit, key) -> scalar`, the loss of *one* unit. It never sees two units, so
-      an operation across examples (batch normalisation in training mode, a loss that is normalised
-      over the batch) cannot be written by accident.
+      an operation across examples (a loss that is normalised over the batch) cannot be written by
+      accident, and what reaches other units in another way is refused. Batch normalisation in
+      training mode then normalises one example by itself: `check_per_unit` finds it.
     clip_norm: the bound C, from 1e-12 to 1e12, in units of the gradient.
     engine: `vmap` makes every unit's gradient, and is the reference; `ghost` makes none where a
       rule allows it, and refuses a primitive that it has no rule for; `loop` makes those of two
-      units at a time. `auto` is vmap where ghost is not sound, loop on one CPU where the norms of
-      ghost would be dear, and ghost elsewhere.
+      units at a time, without vmap. `auto` is loop where vmap may mix units, vmap where ghost is
+      not sound, loop on one CPU where the norms of ghost would be dear, and ghost elsewhere.
     clipping: "flat" multiplies a unit's gradient with min(1, C / norm); "automatic" normalises it,
       multiplying with C / (norm + 0.01), so that the learning rate alone sets the size of a step
       (Bu et al. 2022, arXiv:2206.07136). A mapping from regular expressions, searched in the dotted
