@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     dp_lamb,
     dp_sgd,
   )
+  from dp_jax.models.per_unit import check_per_unit
   from dp_jax.privacy.calibration import calibrate
   from dp_jax.privacy.keys import MasterKey
   from dp_jax.privacy.mechanism import Mechanism
@@ -38,6 +39,7 @@ _EXPORTS = {
   "TruncatedPoisson": "privacy.sampling",
   "add_noise": "gradients.noise",
   "calibrate": "privacy.calibration",
+  "check_per_unit": "models.per_unit",
   "clipped_grad": "gradients.clipping",
   "differentially_private_aggregate": "gradients.optax_api",
   "dp_adam": "gradients.optax_api",
@@ -62,6 +64,7 @@ __all__ = [
   "TruncatedPoisson",
   "add_noise",
   "calibrate",
+  "check_per_unit",
   "clipped_grad",
   "differentially_private_aggregate",
   "dp_adam",

@@ -11,10 +11,11 @@ from jax.sharding import AxisType
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.engines import ENGINES, ClipAux, Engine, LossFn, clipped_sum
+from dp_jax.gradients.engines import ENGINES, ClipAux, Engine, LossFn, clipped_sum, engine_for
 from dp_jax.gradients.filling import in_blocks
 from dp_jax.gradients.memory import largest_microbatch, temporary_bytes
 from dp_jax.gradients.noise import is_tracing
+from dp_jax.gradients.per_unit import check_in_one_piece, check_loss
 from dp_jax.gradients.styles import Shares, StyleName, check_style, make_rule
 
 PyTree = Any
@@ -43,6 +44,22 @@ class ClippedGrad:
   the rounding included. A total that is collapsed to float32 (the default) adds the rounding of the
   collapse, at most 2^-23 * B * clip_norm between neighbours; above about 10,000 units a step use
   the pair.
+
+  Where the loss draws random numbers, this holds for any fixed assignment of keys to units: a unit
+  that is taken out must not move the others to other keys. So with `exact=True` one key, which is
+  split by position, is refused: give a key a unit. Keys by a unit's index do, though an index may
+  move as well: fresh keys that are secret all have one law, so that the total with a unit and the
+  total without it can be coupled such that every other unit has the same key in both, and under any
+  such coupling they differ by at most `clip_norm`. It follows that the keys of the units must be
+  secret, as those of the noise are, and fresh at every call.
+
+  The guarantee is for a loss of one unit that sees no other. What would let units see each other is
+  refused by name: axes of an outer vmap, pmap or shard_map, side effects, references from outside,
+  and values that differ between the devices of a shard_map with check_vma=True. Operations whose
+  batching rule may not be the map over units (custom_vmap, kernels, callbacks that are not
+  sequential, the generators rbg and unsafe_rbg) are refused by the engines "vmap" and "ghost", and
+  "auto" takes one unit at a time. A pure_callback must be pure. What jax.debug prints is not
+  covered.
   """
 
   loss_fn: LossFn
@@ -71,32 +88,38 @@ class ClippedGrad:
       params: the trained parameters, floating-point leaves.
       units: leaves [B, ...]; B may be 0.
       mask: bool[B], False marks padding, which adds exactly zero; None means all True.
-      key: None, one key, which is split by position, or a key array [B] with a key per unit.
+      key: None, one key, which is split by position (not with `exact`), or a key array [B] with a
+        key a unit: secret, fresh at each call, and of the unit, not of its place.
 
     Returns:
       The total, leaves float32 with the shapes of `params` (or a `Compensated` pair of such
       trees), and the `ClipAux` of the units.
 
     Raises:
-      ValueError: if the loss is not one real scalar, or the shapes do not fit.
+      ValueError: if the loss is not one real scalar, the shapes do not fit, or units could see each
+        other, naming the operation.
     """
     units = jax.tree.map(jnp.asarray, units)
     _check_mesh(params, units)
+    check_in_one_piece({"params": params, "units": units, "mask": mask, "key": key})
     size = _num_units(units)
     mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
     if mask.shape != (size,) or mask.dtype != jnp.bool_:
       raise ValueError(f"mask must be bool[{size}], got {mask.dtype}{list(mask.shape)}.")
-    keys = _keys_per_unit(key, size)
+    keys = _keys_per_unit(key, size, self.exact)
     if size == 0:
       total = pairs.zeros_like(params)
       aux = ClipAux(jnp.zeros(0, jnp.float32), jnp.zeros(0, jnp.float32))
     else:
-      _check_loss(self.loss_fn, params, units, keys)
-      total, aux = self._in_microbatches(params, units, mask, keys, size)
+      one, one_key = jax.tree.map(lambda x: x[0], (units, keys))
+      no_map = check_loss(self.loss_fn, params, one, one_key)
+      served = dataclasses.replace(self, engine=engine_for(self.engine, no_map))
+      alone = no_map is not None
+      total, aux = served._in_microbatches(params, units, mask, keys, size, alone)
     return (total if self.compensated else pairs.collapse(total)), aux
 
   def _in_microbatches(
-    self, params: PyTree, units: PyTree, mask: jax.Array, keys: Any, size: int
+    self, params: PyTree, units: PyTree, mask: jax.Array, keys: Any, size: int, alone: bool
   ) -> tuple[Compensated, ClipAux]:
     step = self.microbatch_size
     if step == "auto":
@@ -108,26 +131,27 @@ class ClippedGrad:
     if self.engine != "vmap":  # whose sums are pairs from the first addition
       step = min(step, PLAIN_UNITS)
     if step >= size:
-      return self._clipped_sum(params, units, mask, keys)
+      return self._clipped_sum(params, units, mask, keys, alone)
     count = -(-size // step)
     step = -(-size // count)  # evenly, so that little is filled up
     inputs = in_blocks((units, keys), mask, (count, step))
 
     def body(total: Compensated, xs: Any) -> tuple[Compensated, ClipAux]:
       (some_units, some_keys), some_mask = xs
-      part, aux = self._clipped_sum(params, some_units, some_mask, some_keys)
+      part, aux = self._clipped_sum(params, some_units, some_mask, some_keys, alone)
       return pairs.add(total, part), aux
 
     total, aux = jax.lax.scan(body, pairs.zeros_like(params), inputs)
     return total, ClipAux(*(x.reshape(-1)[:size] for x in aux))
 
   def _clipped_sum(
-    self, params: PyTree, units: PyTree, mask: jax.Array, keys: Any
+    self, params: PyTree, units: PyTree, mask: jax.Array, keys: Any, alone: bool
   ) -> tuple[Compensated, ClipAux]:
     rule = make_rule(self.clipping, self.clip_norm, params)
     return clipped_sum(
-      self.engine, self.loss_fn, params, units, mask, keys, rule, self.memory_budget, self.exact
-    )
+      self.engine, self.loss_fn, params, units, mask, keys, rule, self.memory_budget, self.exact,
+      alone,
+    )  # fmt: skip
 
 
 def clipped_grad(
@@ -149,13 +173,14 @@ def clipped_grad(
 
   Args:
     loss_fn: `(params, unit, key) -> scalar`, the loss of *one* unit. It never sees two units, so
-      an operation across examples (batch normalisation in training mode, a loss that is normalised
-      over the batch) cannot be written by accident.
+      an operation across examples (a loss that is normalised over the batch) cannot be written by
+      accident, and what reaches other units in another way is refused. Batch normalisation in
+      training mode then normalises one example by itself: `check_per_unit` finds it.
     clip_norm: the bound C, from 1e-12 to 1e12, in units of the gradient.
     engine: `vmap` makes every unit's gradient, and is the reference; `ghost` makes none where a
       rule allows it, and refuses a primitive that it has no rule for; `loop` makes those of two
-      units at a time. `auto` is vmap where ghost is not sound, loop on one CPU where the norms of
-      ghost would be dear, and ghost elsewhere.
+      units at a time, without vmap. `auto` is loop where vmap may mix units, vmap where ghost is
+      not sound, loop on one CPU where the norms of ghost would be dear, and ghost elsewhere.
     clipping: "flat" multiplies a unit's gradient with min(1, C / norm); "automatic" normalises it,
       multiplying with C / (norm + 0.01), so that the learning rate alone sets the size of a step
       (Bu et al. 2022, arXiv:2206.07136). A mapping from regular expressions, searched in the dotted
@@ -234,24 +259,6 @@ def check_clip_norm(clip_norm: Any) -> None:
     )
 
 
-def _check_loss(loss_fn: LossFn, params: PyTree, units: PyTree, keys: Any) -> None:
-  """Refuses, before anything runs, a loss that is not the scalar loss of one unit."""
-  one, one_key = jax.tree.map(lambda x: x[0], (units, keys))
-  try:
-    out = jax.eval_shape(loss_fn, params, one, one_key)
-  except NameError as error:  # jax's error for a collective over an axis that is not bound
-    raise ValueError(
-      f"the loss of one unit uses a collective across units ({error}); a per-unit gradient does"
-      " not exist for it. Remove the cross-example operation (for example BatchNorm's axis_name)."
-    ) from error
-  leaves = jax.tree.leaves(out)
-  if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
-    raise ValueError(
-      "loss_fn must return the loss of one unit, a real scalar; it returned"
-      f" {[f'{x.dtype}{list(x.shape)}' for x in leaves]}. Per-unit losses of a batch are its vmap."
-    )
-
-
 def _check_mesh(params: PyTree, units: PyTree) -> None:
   """Refuses axes under which jax wants the sharding of every operation said in the program."""
   for name, tree in (("params", params), ("units", units)):
@@ -273,13 +280,24 @@ def _num_units(units: PyTree) -> int:
   return sizes.pop()
 
 
-def _keys_per_unit(key: Any, size: int) -> Any:
+def _keys_per_unit(key: Any, size: int, exact: bool) -> Any:
   if key is None:
     return None
   if not jnp.issubdtype(jnp.asarray(key).dtype, jax.dtypes.prng_key):
     raise ValueError("key must be a typed key (jax.random.key or wrap_key_data) or None.")
   if key.ndim == 0:
+    if exact:
+      raise ValueError(
+        "one key for all units is split by position, and with exact=True a unit may be taken out,"
+        " which moves later ones to other keys: pass a key array, one key a unit, made from the"
+        " step's key and the unit's own index, as by jax.vmap(jax.random.fold_in, (None, 0))."
+      )
     return jax.random.split(key, size)
   if key.shape != (size,):
     raise ValueError(f"key must be one key or {size} keys, one a unit; got shape {key.shape}.")
+  if exact and jax.random.key_impl(key) == "unsafe_rbg":
+    raise ValueError(
+      "keys of the generator 'unsafe_rbg' that are made for a batch depend on the position in it,"
+      " and with exact=True a unit may be taken out: use jax.random.key(seed, impl='threefry2x32')."
+    )
   return key

@@ -6,7 +6,6 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.ref import AbstractRef
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients import looped
@@ -15,6 +14,7 @@ from dp_jax.gradients.cost import loop_is_cheaper
 from dp_jax.gradients.ghost import engine as ghost
 from dp_jax.gradients.ghost.uses import UnsupportedError
 from dp_jax.gradients.norms import per_unit_norms, scaled
+from dp_jax.gradients.per_unit import one_at_a_time
 from dp_jax.gradients.styles import ClipRule
 
 PyTree = Any
@@ -50,6 +50,7 @@ def clipped_sum(
   rule: ClipRule,
   memory_budget: int,
   exact: bool,
+  alone: bool = False,
 ) -> tuple[Compensated, ClipAux]:
   """Sums the scaled gradients of a batch of units.
 
@@ -65,6 +66,8 @@ def clipped_sum(
     rule: what each gradient is multiplied with, from its norm.
     memory_budget: bytes of instantiated gradients that may be kept.
     exact: of `clipped_grad`. The sums of vmap are so anyway.
+    alone: whether vmap of the loss may not be its map; takes engine "loop", and an outer vmap does
+      not reach into it either.
 
   Raises:
     ValueError: under "ghost", naming the primitive and the parameter that has no rule.
@@ -73,8 +76,10 @@ def clipped_sum(
     return _by_vmap(loss_fn, params, units, mask, keys, rule)
   one, one_key = jax.tree.map(lambda x: x[0], (units, keys))
   if engine == "loop":
-    _check_no_references(loss_fn, params, one, one_key)
-    return _by_loop(loss_fn, params, units, mask, keys, rule, exact)
+    gradient = jax.value_and_grad(loss_fn)
+    if alone:
+      gradient = one_at_a_time(gradient, params, one, one_key)
+    return _by_loop(gradient, params, units, mask, keys, rule, exact)
   try:
     traced = ghost.trace(loss_fn, params, one, one_key)
     if engine == "ghost":
@@ -85,30 +90,41 @@ def clipped_sum(
     _tell_once(f"clipping by vmap, since ghost clipping cannot serve this loss: {error}")
     return _by_vmap(loss_fn, params, units, mask, keys, rule)
   if engine == "auto" and loop_is_cheaper(traced, params, memory_budget):
-    return _by_loop(loss_fn, params, units, mask, keys, rule, exact)
+    return _by_loop(jax.value_and_grad(loss_fn), params, units, mask, keys, rule, exact)
   total, norms, losses = ghost.clipped_sum(
     traced, params, units, mask, keys, rule, memory_budget, exact
   )
   return total, _aux(norms, losses, mask)
 
 
+def engine_for(engine: Engine, no_map: str | None) -> Engine:
+  """The engine to take for a loss of which `per_unit.check_loss` says whether vmap is its map.
+
+  Args:
+    engine: that was asked for.
+    no_map: the operation for which vmap may not be the map, or None.
+
+  Raises:
+    ValueError: if engine "vmap" or "ghost" was asked for and would rely on it.
+  """
+  if no_map is None or engine == "loop":
+    return engine
+  if engine == "auto":
+    _tell_once(f"clipping in a loop, since vmap over units may mix them: {no_map}")
+    return "loop"
+  raise ValueError(
+    f"engine {engine!r} maps the loss over units by vmap, which may mix them here: {no_map}. Use"
+    " engine 'auto' or 'loop', which take one unit at a time."
+  )
+
+
 def _by_loop(
-  loss_fn: LossFn, params: PyTree, units: PyTree, mask: jax.Array, keys: Any, rule: ClipRule,
-  exact: bool,
+  gradient: Callable[..., Any], params: PyTree, units: PyTree, mask: jax.Array, keys: Any,
+  rule: ClipRule, exact: bool,
 ) -> tuple[Compensated, ClipAux]:  # fmt: skip
   """The gradients of two units at a time."""
-  total, norms, losses = looped.clipped_sum(loss_fn, params, units, mask, keys, rule, exact)
+  total, norms, losses = looped.clipped_sum(gradient, params, units, mask, keys, rule, exact)
   return total, _aux(norms, losses, mask)
-
-
-def _check_no_references(loss_fn: LossFn, params: PyTree, unit: PyTree, key: Any) -> None:
-  """Refuses what a loop would carry from one unit to the next; vmap and ghost refuse it anyway."""
-  jaxpr = jax.make_jaxpr(loss_fn)(params, unit, key).jaxpr
-  if any(isinstance(var.aval, AbstractRef) for var in (*jaxpr.constvars, *jaxpr.invars)):
-    raise ValueError(
-      "the loss of one unit uses a mutable reference from outside, through which units would see"
-      " each other: return what it holds from the loss, or leave it out."
-    )
 
 
 def _by_vmap(

@@ -26,7 +26,7 @@ _PLAIN_UNITS = 32
 
 
 def clipped_sum(
-  loss_fn: Callable[..., jax.Array],
+  gradient: Callable[..., tuple[jax.Array, PyTree]],
   params: PyTree,
   units: PyTree,
   mask: jax.Array,
@@ -37,7 +37,7 @@ def clipped_sum(
   """Norms, and the sum of clipped per-unit gradients.
 
   Args:
-    loss_fn: (params, unit, key) -> scalar.
+    gradient: (params, unit, key) -> loss and gradient of one unit.
     params: the parameters.
     units: leaves [B, ...], B at least 1.
     mask: bool[B].
@@ -62,7 +62,7 @@ def clipped_sum(
 
   def turn(total: Any, xs: Any) -> tuple[Any, tuple[jax.Array, jax.Array]]:
     some, some_mask = xs
-    found = [jax.value_and_grad(loss_fn)(params, *_at(i, some)) for i in range(width)]
+    found = [gradient(params, *_at(i, some)) for i in range(width)]
     kept, norms = _clipped([grad for _, grad in found], some_mask, rule)
     for grad in kept:
       if exact:

@@ -10,7 +10,7 @@ from flax import nnx
 
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, FunctionalModel
-from dp_jax.models.inspect import check_per_unit
+from dp_jax.models.inspect import check_model
 
 # One unit: {"inputs": [K, *input_shape], "label": int32[K], "record_mask": bool[K]}.
 Unit = dict[str, Any]
@@ -84,9 +84,7 @@ class Classification:
   def check(self, arrays: Arrays) -> None:
     """Refuses a model for which the loss of one unit is not defined by that unit alone."""
     inputs = jnp.zeros((1, *self.spec.input_shape), jnp.float32)
-    check_per_unit(
-      self.model, arrays, lambda module: self.logits(module, inputs, jnp.ones(1, bool))
-    )
+    check_model(self.model, arrays, lambda module: self.logits(module, inputs, jnp.ones(1, bool)))
 
 
 def _softmax_loss(logits: jax.Array, labels: jax.Array, smoothing: float) -> jax.Array:

@@ -1,6 +1,7 @@
 """From a configuration to a run that is ready to start: all that can be refused is refused here."""
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +16,10 @@ from dp_jax.data.records import RecordSpec, check_records
 from dp_jax.data.source import Source
 from dp_jax.data.units import UnitLoader
 from dp_jax.data.views import Views
+from dp_jax.gradients.engines import engine_for
+from dp_jax.gradients.keys import GENERATOR
 from dp_jax.gradients.optimizers import make_optimizer, make_schedule
+from dp_jax.gradients.per_unit import check_loss
 from dp_jax.models import weights
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, partition, split
@@ -175,7 +179,7 @@ def prepare(config: Config) -> Run:
   warnings = (
     *_warnings(privacy, mechanism, divisor), *split_warnings(config, source, eval_source)
   )  # fmt: skip
-  return Run(
+  run = Run(
     config, mesh, task, views, released, params, frozen, loader, eval_loader, privacy, mechanism,
     _optimizer(config.train, mechanism.steps) if solving is None else optax.identity(), divisor,
     weights_digest, _weights_warnings(config, source, public), source.fingerprint(),
@@ -183,6 +187,19 @@ def prepare(config: Config) -> Run:
     {**_public_facts(spec, assumed), **data_facts(config, loader), **_of_public(public)}, warnings,
     solving, public,
   )  # fmt: skip
+  if solving is None:
+    _check_units_apart(run)
+  return run
+
+
+def _check_units_apart(run: Run) -> None:
+  """Refuses, before anything is written, a loss through which units would see each other."""
+  units = run.task.made_up_units(1, run.loader.max_records_per_unit)
+  unit = jax.tree.map(lambda x: x[0], units)
+  key = jax.random.key(0, impl=GENERATOR)
+  no_map = check_loss(functools.partial(run.loss, run.frozen), run.params, unit, key)
+  if run.privacy is not None:
+    engine_for(run.config.train.engine, no_map)
 
 
 def record_spec(data: DataConfig, source: Source) -> tuple[RecordSpec, list[str]]:

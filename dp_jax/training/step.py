@@ -21,6 +21,7 @@ from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.engines import ClipAux, LossFn
 from dp_jax.gradients.noise import add_noise
 from dp_jax.gradients.optimizers import update_average
+from dp_jax.gradients.per_unit import check_loss
 from dp_jax.gradients.styles import StyleName
 from dp_jax.training import collectives
 from dp_jax.training.mesh import AXES, FSDP, one_device, place, shardings_of, specs_of
@@ -203,9 +204,13 @@ def _plain_sum(
   loss_fn: LossFn, params: PyTree, units: PyTree, mask: jax.Array, keys: jax.Array
 ) -> tuple[Compensated, ClipAux]:
   """The gradient of the summed losses, without clipping: for runs without privacy."""
+  no_map = check_loss(loss_fn, params, *jax.tree.map(lambda x: x[0], (units, keys)))
 
   def total_loss(params: PyTree) -> tuple[jax.Array, jax.Array]:
-    losses = jax.vmap(loss_fn, (None, 0, 0))(params, units, keys)
+    if no_map is None:
+      losses = jax.vmap(loss_fn, (None, 0, 0))(params, units, keys)
+    else:
+      losses = jax.lax.map(lambda unit: loss_fn(params, *unit), (units, keys))
     losses = jnp.where(mask, losses, 0.0)
     return losses.sum(), losses
 

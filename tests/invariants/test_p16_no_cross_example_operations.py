@@ -1,14 +1,25 @@
 """P16: operations across examples and state-changing forward passes are refused, by name."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
+from jax.custom_batching import custom_vmap
+from jax.experimental import io_callback
+from support import flags_of, small_config
 
 import dp_jax
+from dp_jax.cli import main
+from dp_jax.gradients.per_unit import check_loss
+from dp_jax.models import build
 from dp_jax.models.functional import split
-from dp_jax.models.inspect import check_per_unit
+from dp_jax.models.inspect import check_model
+from dp_jax.training.prepare import prepare
+from dp_jax.training.step import build_step
 
 IMAGES = jnp.zeros((1, 4))
 
@@ -37,7 +48,7 @@ class Counter(nnx.Module):
 
 def _check(module):
   model, arrays = split(module)
-  check_per_unit(model, arrays, lambda bound: bound(IMAGES))
+  check_model(model, arrays, lambda bound: bound(IMAGES))
 
 
 def test_batch_norm_in_training_mode_is_refused_by_name():
@@ -76,23 +87,93 @@ def test_the_broken_variant_trains_another_model():
   assert not np.allclose(module(x)[0], module(x.at[1].set(100.0))[0])
 
 
-def test_the_trainer_checks_before_step_0(monkeypatch):
-  from dp_jax.models import build
-  from dp_jax.training.config import Config
-  from dp_jax.training.prepare import prepare
+class Mixed(build.ConvNet):
+  """A model with something before or after it that may mix examples."""
 
+  before = after = staticmethod(lambda x: x)
+
+  def __call__(self, x):
+    return self.after(super().__call__(self.before(x)))
+
+
+@custom_vmap
+def normalised(x):
+  """The identity, whose batching rule is a batch normalisation."""
+  return 1.0 * x
+
+
+@normalised.def_vmap
+def _(size, batched, x):
+  del size
+  return (x - x.mean(0) if batched[0] else x), True
+
+
+def _prepared(monkeypatch, model, **changes):
+  monkeypatch.setitem(build.MODELS, "convnet", model)
+  return prepare(small_config(**changes))
+
+
+def test_the_trainer_checks_before_step_0(monkeypatch):
   class Normalised(build.ConvNet):
     def __init__(self, **sizes):
       super().__init__(**sizes)
       self.norms = nnx.List([nnx.BatchNorm(w, rngs=nnx.Rngs(0)) for w in sizes["widths"]])
 
-  monkeypatch.setitem(build.MODELS, "convnet", Normalised)
-  config = Config.from_dict({
-    "data": {"source": "digits"}, "train": {"steps": 1}, "model": {"widths": [8, 16]},
-    "privacy": {"epsilon": 1.0, "delta": 1e-5, "sampling_rate": 0.1},
-  })  # fmt: skip
   with pytest.raises(ValueError, match=r"norms\.0.*BatchNorm"):
-    prepare(config)
+    _prepared(monkeypatch, Normalised)
+
+
+def _counting(x):
+  return io_callback(lambda x: np.asarray(x), jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+
+@jax.custom_vjp
+def _summed_backward(x):
+  return x
+
+
+_summed_backward.defvjp(lambda x: (x, None), lambda _, c: (jax.lax.psum(c, "data"),))
+
+
+@pytest.mark.parametrize(("where", "mix", "said"), [
+  ("after", lambda x: x - jax.lax.pmean(x, "data"), "collective.*data"),
+  ("after", _summed_backward, "collective.*data"),
+  ("before", _counting, "io_callback"),
+])  # fmt: skip
+@pytest.mark.parametrize("private", [True, False])
+def test_the_command_line_names_the_operation(
+  tmp_path, monkeypatch, capsys, where, mix, said, private
+):
+  monkeypatch.setitem(build.MODELS, "convnet", type("Odd", (Mixed,), {where: staticmethod(mix)}))
+  config = small_config(privacy__enabled=private)
+  workdir = tmp_path / "run"
+  assert main(["train", *flags_of(config), f"--workdir={workdir}"]) == 2
+  error = capsys.readouterr().err.splitlines()[-1]
+  assert error.startswith("error: ") and re.search(said, error)
+  assert not (workdir / "checkpoints").exists()
+
+
+def test_the_trainer_refuses_engines_that_would_mix_units(monkeypatch):
+  odd = type("Odd", (Mixed,), {"before": staticmethod(normalised)})
+  for engine in ("vmap", "ghost"):
+    with pytest.raises(ValueError, match=f"engine '{engine}'.*custom_vmap_call"):
+      _prepared(monkeypatch, odd, train__engine=engine)
+  _prepared(monkeypatch, odd)
+
+
+def test_without_privacy_units_are_not_mixed_either():
+  def loss(frozen, params, unit, key):
+    del frozen, key
+    return jnp.sum(jnp.tanh(params * normalised(unit)))
+
+  functions = build_step(
+    loss, optax.sgd(1.0), clip_norm=None, stddev=0.0, expected_batch_size=1.0, ema=0.0
+  )
+  params, units = jnp.ones(4), jnp.arange(12.0).reshape(3, 4) / 9
+  some = (params, {}, functions.zeros(params), units, jnp.ones(3, bool), jnp.arange(3))
+  total, _ = functions.accumulate(*some, jax.random.key(0))
+  one_by_one = sum(jax.grad(loss, 1)({}, params, unit, None) for unit in units)
+  np.testing.assert_allclose(total.sum[0], one_by_one, rtol=1e-6)
 
 
 @pytest.mark.parametrize("loss", [
@@ -113,3 +194,63 @@ def test_a_collective_across_units_is_refused():
 
   with pytest.raises(ValueError, match="collective"):
     dp_jax.clipped_grad(loss, 1.0)(jnp.ones(3), jnp.ones((5, 3)))
+
+
+def _outside(x):
+  def call(x):
+    return np.asarray(x / np.max(np.abs(x)), np.float32)
+
+  shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+  return jax.pure_callback(call, shape, x, vmap_method="expand_dims")
+
+
+@pytest.mark.parametrize("mix", [normalised, _outside], ids=["custom_vmap", "callback"])
+def test_one_unit_moves_the_sum_by_2_c_where_vmap_is_not_the_map(mix):
+  """The broken variant, vmap of jax.grad and then clipping: a masked unit moves it already."""
+
+  def loss(params, unit, key):
+    del key
+    return jnp.sum(jnp.tanh(params * mix(unit)))
+
+  params = jnp.ones(4)
+  units = jnp.asarray(np.random.default_rng(0).standard_normal((6, 4)), jnp.float32)
+  others = units.at[5].set(100.0)
+  mask = jnp.arange(6) < 5
+  grad_fn = jax.jit(dp_jax.clipped_grad(loss, 0.1))
+  np.testing.assert_array_equal(grad_fn(params, units, mask)[0], grad_fn(params, others, mask)[0])
+  mixed = jax.vmap(jax.grad(loss), (None, 0, None))
+  moved = mixed(params, others, None)[:5] - mixed(params, units, None)[:5]
+  assert np.max(np.abs(moved)) > 0.1
+
+
+def test_calls_out_of_jax_are_what_they_say():
+  """A call into a library is batched as it is told to be; with side effects, it is refused."""
+
+  def loss(vmap_method, has_side_effect=False):
+    def of_unit(params, unit, key):
+      del key
+      shape = jax.ShapeDtypeStruct(unit.shape, unit.dtype)
+      call = jax.ffi.ffi_call(
+        "a_library", shape, vmap_method=vmap_method, has_side_effect=has_side_effect
+      )
+      return jnp.sum(params * call(unit))
+
+    return of_unit
+
+  args = jnp.ones(3), jnp.ones(3), None
+  assert check_loss(loss("sequential"), *args) is None
+  for method in ("broadcast_all", "expand_dims", None):
+    assert "ffi_call" in check_loss(loss(method), *args)
+    with pytest.raises(ValueError, match=r"engine 'vmap'.*ffi_call"):
+      dp_jax.clipped_grad(loss(method), 1.0, engine="vmap")(jnp.ones(3), jnp.ones((2, 3)))
+  with pytest.raises(ValueError, match=r"side effects.*ffi_call"):
+    check_loss(loss("sequential", has_side_effect=True), *args)
+
+
+def test_a_primitive_that_is_not_known_counts_as_one_that_mixes():
+  """Its name says nothing: an exported one is known by identity."""
+  odd = jax.extend.core.Primitive("tanh")
+  odd.def_abstract_eval(lambda x: x)
+  assert check_loss(lambda p, u, k: jnp.sum(p * jnp.tanh(u)), 1.0, jnp.ones(3), None) is None
+  said = check_loss(lambda p, u, k: jnp.sum(p * odd.bind(u)), 1.0, jnp.ones(3), None)
+  assert "batching rule of its own" in said

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from dp_jax.models.functional import partition, split
-from dp_jax.models.inspect import check_per_unit
+from dp_jax.models.inspect import check_model
 
 # Compiling takes longer than running at these sizes.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -88,7 +88,7 @@ def check_units(build, inputs, other, trainable=".*"):
     trainable: which parameters are trained.
   """
   functional, arrays = filled(build)
-  check_per_unit(functional, arrays, lambda module: module(inputs[:1]))
+  check_model(functional, arrays, lambda module: module(inputs[:1]))
   params, frozen = partition(functional, arrays, trainable)
 
   @functools.partial(jax.jit, compiler_options=QUICK)
