@@ -14,6 +14,7 @@ from support import small_config
 from dp_jax.gradients import clipping, engines, looped
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.ghost import rounding
 from dp_jax.gradients.styles import ClipRule
 from dp_jax.training import loop
 from dp_jax.training.run import train
@@ -197,6 +198,7 @@ def test_a_loop_that_adds_too_many_units_in_plain_float32_is_caught(how, plain_u
 def test_products_over_too_many_units_are_caught(pattern, monkeypatch):
   units = _units(pattern)[: 2**17]
   monkeypatch.setattr(clipping, "PLAIN_UNITS", 2**17)
+  monkeypatch.setattr(rounding, "units_at_a_time", lambda *_: 2**17)
   positions, step = range(1000, 9000, 800), _step("ghost")
   moved = []
   for position in positions:
@@ -206,7 +208,8 @@ def test_products_over_too_many_units_are_caught(pattern, monkeypatch):
   assert max(moved) > CLIP_NORM
 
 
-def test_removal_with_the_products_of_zeroing_is_caught():
+def test_removal_with_products_over_many_units_is_caught(monkeypatch):
+  monkeypatch.setattr(rounding, "units_at_a_time", lambda *_: 2**12)
   units, step = _units("aligned"), _step("ghost")
   moved = []
   for position in range(0, NUM_UNITS, NUM_UNITS // 8):

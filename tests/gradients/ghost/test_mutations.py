@@ -10,7 +10,16 @@ import pytest
 from comparison import compare, contributions, normal
 from test_rules import CASES
 
-from dp_jax.gradients.ghost import arrays, canonical, engine, interpreter, plan, rules, sums
+from dp_jax.gradients.ghost import (
+  arrays,
+  canonical,
+  engine,
+  interpreter,
+  lookups,
+  plan,
+  products,
+  rules,
+)
 
 
 def _no_cross_term(patch):
@@ -130,13 +139,13 @@ def _cotangent_not_scaled(patch):
   def selected(g, s):
     return jnp.where(s.reshape(-1, *(1,) * (g.ndim - 1)) != 0, g, 0.0)
 
-  patch.setattr(sums, "scaled", selected)
+  patch.setattr(products, "scaled", selected)
 
 
 def _lookup_not_scaled(patch):
-  original = rules.lookup_clipped_sum
+  original = lookups.clipped_sum
   patch.setattr(
-    rules, "lookup_clipped_sum", lambda c, s, *rest: original(c, jnp.where(s != 0, 1.0, 0.0), *rest)
+    lookups, "clipped_sum", lambda c, s, *rest: original(c, jnp.where(s != 0, 1.0, 0.0), *rest)
   )
 
 
@@ -232,7 +241,7 @@ def test_a_scale_without_zeroing_is_caught(monkeypatch):
   loss, params, units, _ = CASES["dense"]
   bad = units.at[1, 2].set(math.nan)
   assert np.max(contributions(loss, params, bad)) <= 1
-  for module in (arrays, sums):
+  for module in (arrays, products):
     monkeypatch.setattr(module, "zeroed", lambda x, scales: x)
   assert np.max(contributions(loss, params, bad)) > 1
 
