@@ -107,7 +107,8 @@ def gaussian_noise(stddev: float, key: jax.Array) -> optax.GradientTransformatio
     A GradientTransformation with a `NoiseState`. The key enters the state in `init`, as a copy, so
     that the state may be donated. `init` must not be compiled: a key that is closed over by a
     jitted function ends up in its executable, and so in the compilation cache on disk. Its shapes
-    may be asked for (`jax.eval_shape`). Nobody but you may see the state.
+    may be asked for (`jax.eval_shape`). Every state that it gives has the same key: for another
+    model, or another run, make another transform. Nobody but you may see the state.
 
   Raises:
     ValueError: if stddev or key cannot serve; from `init`, if it is compiled (jit, scan) or under

@@ -12,6 +12,7 @@ What they do after the noise is post-processing. The state is secret: whoever ha
 the noise away again. It is float32, as the noised gradient, whatever the parameters are; so are the
 updates, which `optax.apply_updates` adds to parameters of any precision. For an optimizer of your
 own: optax.chain(gaussian_noise(stddev, key), optax.scale(1 / expected_batch_size), optimizer).
+Optimizers of optax take the precision of the parameters for their state: give those float32.
 
 What sees the updates before the noise can let them out. So the noise comes first, and wrappers of
 optax go around what follows it. Around the whole chain:
@@ -39,7 +40,9 @@ optax go around what follows it. Around the whole chain:
   jax.eval_shape              of `init` and `update`, for instance for what a checkpoint restores
   jax.jit                     of `update`; compiling `init` is refused, its key would be compiled in
 
-A wrapper that is not of optax is not seen: it must not read, keep or pass on what comes in.
+What follows the noise may be anything that sees the noised gradient alone; a loss on private data
+(`value=` of reduce_on_plateau, momo or a line search) has no noise. A wrapper that is not of optax
+is not seen here: it must not read, keep or pass on what comes in.
 """
 
 import math

@@ -80,6 +80,9 @@ DECIDES = {
   "mechanize": optax.contrib.mechanize,
   "galore": lambda t: optax.contrib.galore(1, base_optimizer=t),
 }
+# Older versions of optax do not have all of them.
+DECIDES = {n: w for n, w in DECIDES.items() if hasattr(optax, n) or hasattr(optax.contrib, n)}
+PARTLY_ZERO = {"conditionally_mask": ("a", "b"), "selective_transform": ("a",)}
 
 
 @pytest.mark.parametrize("name", DECIDES)
@@ -91,16 +94,17 @@ def test_what_reads_a_sum_without_noise_is_refused(name, compiled):
       (jax.jit(init) if compiled else init)(PARAMS)
 
 
-@pytest.mark.parametrize("name", [*LEAKS, *list(DECIDES)[:3]])
+@pytest.mark.parametrize("name", [*LEAKS, "apply_if_finite", *PARTLY_ZERO])
 def test_the_chain_that_the_refusal_names_works(name):
   """All leaves have noise before the wrapper sees them."""
-  wrapper = {**LEAKS, **DECIDES}[name]
+  wrapper = {**LEAKS, **DECIDES}.get(name)
+  if wrapper is None:
+    pytest.skip(f"this version of optax has no {name}")
   chain = optax.chain(dp_jax.gaussian_noise(LOUD, KEY), optax.scale(1.0), wrapper(optax.sgd(1.0)))
   update = _first_update(chain)
-  frozen = {"conditionally_mask": ("a", "b"), "selective_transform": ("a",)}.get(name, ())
   for leaf in ("a", "b"):
     size = float(jnp.abs(update[leaf]).min())
-    assert size == 0 if leaf in frozen else size > 1e5
+    assert size == 0 if leaf in PARTLY_ZERO.get(name, ()) else size > 1e5
 
 
 def test_groups_that_are_clipped_apart_are_refused():
@@ -126,7 +130,7 @@ def test_groups_that_are_clipped_apart_are_refused():
 
 def test_noise_comes_first_in_a_chain():
   """What comes before it would scale what one unit adds, or keep it for later steps."""
-  for before in (optax.scale(10.0), optax.trace(0.9), optax.freeze(ONLY_A)):
+  for before in (optax.scale(10.0), optax.trace(0.9), optax.masked(optax.set_to_zero(), ONLY_A)):
     for make in (optax.chain, lambda *parts: optax.named_chain(*zip("xy", parts, strict=True))):
       for transform in (_sgd(), _aggregate()):
         chain = make(before, transform)
