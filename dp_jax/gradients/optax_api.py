@@ -9,7 +9,40 @@ The optimizers take the sum that `clipped_grad` returns:
   updates, state = optimizer.update(total, state, params)
 
 What they do after the noise is post-processing. The state is secret: whoever has its key can take
-the noise away again.
+the noise away again. It is float32, as the noised gradient, whatever the parameters are; so are the
+updates, which `optax.apply_updates` adds to parameters of any precision. For an optimizer of your
+own: optax.chain(gaussian_noise(stddev, key), optax.scale(1 / expected_batch_size), optimizer).
+Optimizers of optax take the precision of the parameters for their state: give those float32.
+
+What sees the updates before the noise can let them out. So the noise comes first, and wrappers of
+optax go around what follows it. Around the whole chain:
+
+  chain, named_chain          first in it; anything before the noise is refused
+  flatten                     works on sums
+  lookahead                   works, unless reset_state=True: the noise would be repeated
+  contrib.schedule_free       works
+  inject_hyperparams          with static_args=("stddev", "key", "expected_batch_size"); rates,
+                              momentum and weight_decay may change. With parameters of half
+                              precision also hyperparam_dtype=jnp.float32
+  MultiSteps                  on sums, with use_grad_mean=False, and counting every microbatch in
+                              expected_batch_size; the mean, its default, is refused (1/k of the
+                              signal under the full noise), and so is should_skip_update_fn
+  masked, partition,          refused: other leaves would pass without noise, and per-example
+  multi_transform,            gradients would be clipped group by group. Put them after the noise;
+  selective_transform         `optax.freeze` too
+  apply_if_finite,            refused: they decide by what has no noise, or let it through. Put them
+  conditionally_transform,    after the noise
+  conditionally_mask
+  contrib: sam, mechanize,    refused: they use the gradient before the noise
+  galore, all others
+  jax.vmap                    of `update`, for states that were made outside of vmap, each with a
+                              key of its own; refused where they would share one
+  jax.eval_shape              of `init` and `update`, for instance for what a checkpoint restores
+  jax.jit                     of `update`; compiling `init` is refused, its key would be compiled in
+
+What follows the noise may be anything that sees the noised gradient alone; a loss on private data
+(`value=` of reduce_on_plateau, momo or a line search) has no noise. A wrapper that is not of optax
+is not seen here: it must not read, keep or pass on what comes in.
 """
 
 import math
@@ -21,7 +54,15 @@ import optax
 
 from dp_jax.gradients.clipping import check_clip_norm
 from dp_jax.gradients.engines import clip_and_sum
-from dp_jax.gradients.noise import NoiseState, check_stddev, gaussian_noise
+from dp_jax.gradients.noise import NoiseState, gaussian_noise
+from dp_jax.gradients.optax_guards import (
+  Shapes,
+  ShapesSeen,
+  check_injected,
+  check_whole,
+  check_wrappers,
+  shapes_of,
+)
 from dp_jax.gradients.optimizers import make_optimizer
 from dp_jax.gradients.styles import make_rule
 
@@ -49,7 +90,7 @@ def dp_sgd(
     weight_decay: decoupled, per unit of learning rate.
 
   Raises:
-    ValueError: if stddev, key or divisor cannot serve.
+    ValueError: if stddev, key or divisor cannot serve; else as of `dp_jax.gaussian_noise`.
 
   Abadi et al. 2016, arXiv:1607.00133, Algorithm 1.
   """
@@ -121,34 +162,59 @@ def differentially_private_aggregate(
   Returns:
     A transform to put first in a chain: `update(updates, state, params, mask=None)`, where the
     leaves of updates are float[B, ...] and mask is bool[B], False for padding. Its state, a
-    `NoiseState`, is secret. `init` must not be traced.
+    `NoiseState`, is secret. `init` must not be compiled.
 
   Raises:
-    ValueError: if an argument cannot serve; from `init`, if it is traced; from `update`, if the
-      shapes do not fit.
+    ValueError: if an argument cannot serve; from `init`, if it is compiled; from `update`, if the
+      shapes do not fit; from both, if a wrapper stands around it that the table above does not
+      list as working (`MultiSteps` and `flatten` work on sums alone).
 
   Abadi et al. 2016, arXiv:1607.00133, Algorithm 1.
   """
+  check_injected()
   check_clip_norm(l2_norm_clip)
   noise = _noised_mean(noise_multiplier * l2_norm_clip, key, expected_batch_size)
+  seen = ShapesSeen()
+
+  def init(params: PyTree) -> Any:
+    check_whole(params)
+    check_wrappers(_AGGREGATE, sums=False)
+    seen.remember(params)
+    return noise.init(params)
 
   def update(
     updates: PyTree, state: Any, params: PyTree = None, *, mask: Any = None, **extra: Any
   ) -> tuple[PyTree, Any]:
-    del params, extra
-    sizes = {jnp.shape(g)[:1] for g in jax.tree.leaves(updates)}
-    if len(sizes) != 1 or () in sizes:
-      raise ValueError(
-        f"updates must be per-example gradients, leaves [B, ...]; first axes {sizes}."
-      )
-    (size,) = sizes
+    del extra
+    check_whole(updates)
+    check_wrappers(_AGGREGATE, sums=False)
+    size = _check_rows(updates, seen.expected(params))
     mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
-    if mask.shape != size or mask.dtype != jnp.bool_:
-      raise ValueError(f"mask must be bool{list(size)}, got {mask.dtype}{list(mask.shape)}.")
+    if mask.shape != (size,) or mask.dtype != jnp.bool_:
+      raise ValueError(f"mask must be bool[{size}], got {mask.dtype}{list(mask.shape)}.")
     total, _ = clip_and_sum(updates, mask, make_rule("flat", float(l2_norm_clip), updates))
-    return noise.update(total, state)
+    return noise.update(total, state, total.sum)
 
-  return optax.GradientTransformationExtraArgs(noise.init, update)
+  return optax.GradientTransformationExtraArgs(init, update)
+
+
+_AGGREGATE = "dp_jax.differentially_private_aggregate(...)"
+
+
+def _check_rows(updates: PyTree, expected: set[Shapes] | None) -> int:
+  """The number of rows of per-example gradients; refuses a sum, whose rows would pass for units."""
+  shapes = shapes_of(updates)
+  sizes = {shape[:1] for shape in shapes}
+  if len(sizes) != 1 or () in sizes:
+    raise ValueError(f"updates must be per-example gradients, leaves [B, ...]; first axes {sizes}.")
+  rows = tuple(shape[1:] for shape in shapes)
+  if expected and rows not in expected:
+    raise ValueError(
+      "updates must be per-example gradients, leaves [B, ...] with the shapes of the parameters"
+      f" after the first axis; got {shapes}, the parameters have {' or '.join(map(str, expected))}."
+    )
+  ((size,),) = sizes
+  return size
 
 
 def _on_noised_mean(
@@ -161,31 +227,17 @@ def _noised_mean(
   stddev: float, key: jax.Array, expected_batch_size: float
 ) -> optax.GradientTransformation:
   """Noise on the sum, then the public divisor."""
-  check_stddev(stddev)
+  noise = gaussian_noise(stddev, key)
   if not isinstance(expected_batch_size, int | float) or not 0 < expected_batch_size < math.inf:
     raise ValueError(
       "expected_batch_size is the public divisor, a positive number that does not depend on the"
       f" batch; got {expected_batch_size!r}."
     )
-  noise = gaussian_noise(stddev, key)
 
   def update(
     updates: PyTree, state: NoiseState, params: PyTree = None
   ) -> tuple[PyTree, NoiseState]:
-    noised, state = noise.update(updates, state)
-    if params is not None:
-      _check_shapes(noised, params)
+    noised, state = noise.update(updates, state, params)
     return jax.tree.map(lambda x: x / expected_batch_size, noised), state
 
   return optax.GradientTransformation(noise.init, update)
-
-
-def _check_shapes(total: PyTree, params: PyTree) -> None:
-  """Refuses per-example gradients, whose noised rows would each be released."""
-  got, expected = (jax.tree.map(jnp.shape, tree) for tree in (total, params))
-  if got != expected:
-    raise ValueError(
-      "the optimizer takes the sum over units that clipped_grad returns, with the shapes of the"
-      f" parameters; got {got}, the parameters have {expected}. For per-example gradients use"
-      " differentially_private_aggregate."
-    )

@@ -46,26 +46,51 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
   """An optimizer of the noised mean gradient, with decoupled weight decay.
 
+  State, norms and updates are float32, as that gradient is: in the precision of float16 parameters
+  the second moments of most gradients are zero.
+
   Args:
     name: sgd (Nesterov momentum; momentum 0 is plain), adam, or lamb (You et al. 2019,
       arXiv:1904.00962).
     schedule: the learning rate, by step or one number.
-    momentum: of sgd.
+    momentum: of sgd, a number or an array.
     weight_decay: the decay per unit of learning rate (Loshchilov and Hutter 2017,
-      arXiv:1711.05101).
+      arXiv:1711.05101), a number or an array.
 
   Raises:
     ValueError: if the name is unknown.
   """
-  decay = optax.add_decayed_weights(weight_decay) if weight_decay else optax.identity()
+  decay = optax.identity() if _is_zero(weight_decay) else optax.add_decayed_weights(weight_decay)
+  rate = optax.scale_by_learning_rate(schedule)
   if name == "sgd":
-    direction = optax.trace(momentum, nesterov=True) if momentum else optax.identity()
-    return optax.chain(direction, decay, optax.scale_by_learning_rate(schedule))
+    direction = optax.identity() if _is_zero(momentum) else optax.trace(momentum, nesterov=True)
+    return _in_float32(optax.chain(direction, decay, rate))
   if name == "adam":
-    return optax.chain(optax.scale_by_adam(), decay, optax.scale_by_learning_rate(schedule))
+    return _in_float32(optax.chain(optax.scale_by_adam(), decay, rate))
   if name == "lamb":
-    return optax.lamb(schedule, weight_decay=weight_decay)
+    return _in_float32(optax.lamb(schedule, weight_decay=weight_decay))
   raise ValueError(f"optimizer {name!r} is not one of sgd, adam, lamb.")
+
+
+def _is_zero(value: Any) -> bool:
+  """Of a number; an array may change from step to step."""
+  return isinstance(value, int | float) and value == 0
+
+
+def _in_float32(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+  """The transform, for which parameters are float32; so is the state that it makes like them."""
+
+  def cast(params: PyTree) -> PyTree:
+    return jax.tree.map(lambda p: jnp.asarray(p, jnp.float32), params)
+
+  def init(params: PyTree) -> Any:
+    # Of arrays, or of what has their shape and dtype alone.
+    return inner.init(jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params))
+
+  def update(updates: PyTree, state: Any, params: PyTree = None) -> tuple[PyTree, Any]:
+    return inner.update(updates, state, None if params is None else cast(params))
+
+  return optax.GradientTransformation(init, update)
 
 
 def update_average(average: PyTree, params: PyTree, decay: float, step: jax.Array) -> PyTree:
@@ -75,7 +100,7 @@ def update_average(average: PyTree, params: PyTree, decay: float, step: jax.Arra
   forgotten in short runs too.
 
   Args:
-    average: leaves float[...], the average so far.
+    average: leaves float32[...], the average so far; what it returns is float32 too.
     params: the parameters after this step.
     decay: in [0, 1).
     step: int32[], the number of steps before this one.

@@ -8,6 +8,7 @@ from scipy import stats
 
 from dp_jax.gradients import gaussian, noise
 from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.leaf_keys import leaf_keys
 from dp_jax.privacy.tails import GAUSSIAN_Z_MAX
 
 ONES = 2**32 - 1
@@ -91,7 +92,7 @@ def test_noise_is_added_and_rounded_exactly(stddev, magnitude):
   key = jax.random.key(5)
   pair = Compensated({"w": jnp.asarray(total)}, {"w": jnp.asarray(error)})
   got = np.asarray(jax.jit(lambda t, k: noise.add_noise(t, stddev, k))(pair, key)["w"])
-  high, low = gaussian.standard_normal(jax.random.fold_in(key, 0), (3000,))
+  high, low = gaussian.standard_normal(leaf_keys(pair.sum, key)[0], (3000,))
   exponent = int(np.floor(np.log2(stddev))) - 14
   grid = np.longdouble(2) ** exponent
   scaled = np.longdouble(np.nextafter(np.float32(np.ldexp(stddev, -exponent)), np.float32(np.inf)))
