@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,17 @@ from dp_jax.gradients.engines import ENGINES, ClipAux, Engine, LossFn, clipped_s
 from dp_jax.gradients.filling import in_blocks
 from dp_jax.gradients.memory import largest_microbatch, temporary_bytes
 from dp_jax.gradients.noise import is_tracing
+from dp_jax.gradients.options import (
+  MicrobatchSize,
+  checked_budget,
+  checked_flag,
+  checked_microbatch_size,
+  is_number,
+)
+from dp_jax.gradients.parameters import check_params
 from dp_jax.gradients.styles import Shares, StyleName, check_style, make_rule
 
 PyTree = Any
-
-MicrobatchSize = int | Literal["auto"] | None
 
 MEMORY_BUDGET = 2**30
 
@@ -54,6 +60,25 @@ class ClippedGrad:
   memory_budget: int = MEMORY_BUDGET
   exact: bool = False
 
+  def __post_init__(self) -> None:
+    """Refuses what `clipped_grad` refuses, however it is made."""
+    if not callable(self.loss_fn):
+      raise ValueError(f"loss_fn must be a function (params, unit, key) -> loss: {self.loss_fn!r}.")
+    if self.engine not in ENGINES:
+      raise ValueError(f"engine {self.engine!r} is not one of {', '.join(ENGINES)}.")
+    check_clip_norm(self.clip_norm)
+    exact = checked_flag("exact", self.exact)
+    checked = {
+      "clip_norm": float(self.clip_norm),
+      "clipping": check_style(self.clipping),
+      "microbatch_size": checked_microbatch_size(self.microbatch_size),
+      "compensated": checked_flag("compensated", self.compensated) or exact,
+      "memory_budget": checked_budget(self.memory_budget),
+      "exact": exact,
+    }
+    for name, value in checked.items():
+      object.__setattr__(self, name, value)
+
   def sensitivity(self, adjacency: str) -> float:
     """L2 sensitivity of the total, in units of the gradient, under an adjacency.
 
@@ -68,7 +93,7 @@ class ClippedGrad:
     """Clips each unit's gradient and sums over the units.
 
     Args:
-      params: the trained parameters, floating-point leaves.
+      params: the trained parameters, real floating-point leaves; a Python number is a scalar.
       units: leaves [B, ...]; B may be 0.
       mask: bool[B], False marks padding, which adds exactly zero; None means all True.
       key: None, one key, which is split by position, or a key array [B] with a key per unit.
@@ -78,9 +103,10 @@ class ClippedGrad:
       trees), and the `ClipAux` of the units.
 
     Raises:
-      ValueError: if the loss is not one real scalar, or the shapes do not fit.
+      ValueError: if the loss is not one real scalar, a parameter is not real, there is none, or
+        the shapes do not fit.
     """
-    units = jax.tree.map(jnp.asarray, units)
+    params, units = check_params(params), jax.tree.map(jnp.asarray, units)
     _check_mesh(params, units)
     size = _num_units(units)
     mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
@@ -176,19 +202,15 @@ def clipped_grad(
 
   Raises:
     ValueError: if clip_norm is not in [1e-12, 1e12], engine or clipping are unknown, shares do
-      not sum to 1, or the microbatch size is below 1. When called: if a parameter is not in
-      exactly one clipping group, one unit does not fit the memory budget, or an argument lies on a
-      mesh with Explicit axes.
+      not sum to 1, the microbatch size is below 1, or the budget is negative. When called: if a
+      parameter is not in exactly one clipping group, one unit does not fit the memory budget, or
+      an argument lies on a mesh with Explicit axes.
 
   Abadi et al. 2016, arXiv:1607.00133, Algorithm 1.
   """
-  check_clip_norm(clip_norm)
-  if engine not in ENGINES:
-    raise ValueError(f"engine {engine!r} is not one of {', '.join(ENGINES)}.")
-  _check_microbatch_size(microbatch_size)
   return ClippedGrad(
-    loss_fn, float(clip_norm), engine, check_style(clipping), microbatch_size,
-    compensated or exact, memory_budget, exact,
+    loss_fn, clip_norm, engine, check_style(clipping), microbatch_size, compensated, memory_budget,
+    exact,
   )  # fmt: skip
 
 
@@ -202,12 +224,6 @@ def _auto_size(grad_fn: ClippedGrad, structure: Any, leaves: tuple[Any, ...], si
     return temporary_bytes(dataclasses.replace(grad_fn, microbatch_size=count), *args)
 
   return largest_microbatch(bytes_of, size, grad_fn.memory_budget)
-
-
-def _check_microbatch_size(size: Any) -> None:
-  if size is None or size == "auto" or (isinstance(size, int) and size >= 1):
-    return
-  raise ValueError(f"microbatch_size must be at least 1, None or 'auto', got {size!r}.")
 
 
 def sensitivity(clip_norm: float, adjacency: str) -> float:
@@ -228,7 +244,7 @@ def check_clip_norm(clip_norm: Any) -> None:
   Raises:
     ValueError: naming the value and the range.
   """
-  if not isinstance(clip_norm, int | float) or not _SMALLEST_CLIP <= clip_norm <= _LARGEST_CLIP:
+  if not is_number(clip_norm) or not _SMALLEST_CLIP <= clip_norm <= _LARGEST_CLIP:
     raise ValueError(
       f"clip_norm must be a number from {_SMALLEST_CLIP} to {_LARGEST_CLIP}, got {clip_norm!r}."
     )

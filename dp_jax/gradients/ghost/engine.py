@@ -167,7 +167,7 @@ def clipped_sum(
   norms = group_norms(others | {i: [norm + slack] for i, (norm, slack) in fast.items()})
   if ghosts:
     slack = group_norms({i: [slack] for i, (_, slack) in fast.items()})
-    precise = ~mask | (slack <= _SLACK * norms)  # false for NaN
+    precise = ~mask[None] | (slack <= _SLACK * norms)  # false for NaN
     # Numbers so large or small that their squares are not in float32: rare, and slower. Only for
     # such units, so that no unit's norm is rounded in another way because of another unit.
     norms = jax.lax.cond(
