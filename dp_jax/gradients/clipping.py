@@ -124,13 +124,7 @@ class ClippedGrad:
   def _in_microbatches(
     self, params: PyTree, units: PyTree, mask: jax.Array, keys: Any, size: int
   ) -> tuple[Compensated, ClipAux]:
-    step = self.microbatch_size
-    if step == "auto":
-      leaves, structure = jax.tree.flatten((params, units, mask, keys))
-      # Traced, it happens once, and a cache would keep what the loss closes over alive.
-      choose = _auto_size.__wrapped__ if is_tracing() else _auto_size
-      step = choose(self, structure, tuple(jax.eval_shape(lambda: leaves)), size)
-    step = size if step is None else step
+    step = self.microbatch(params, units, mask, keys, size)
     if self.engine != "vmap":  # whose sums are pairs from the first addition
       step = min(step, PLAIN_UNITS)
     if step >= size:
@@ -146,6 +140,27 @@ class ClippedGrad:
 
     total, aux = jax.lax.scan(body, pairs.zeros_like(params), inputs)
     return total, ClipAux(*(x.reshape(-1)[:size] for x in aux))
+
+  def microbatch(self, params: PyTree, units: PyTree, mask: Any, keys: Any, size: int) -> int:
+    """The most units whose gradients are held at a time; under "auto", by compiling a few sizes.
+
+    Args:
+      params: the parameters, arrays or their shapes, as the others.
+      units: leaves [B, ...].
+      mask: bool[B].
+      keys: a key array [B], or None.
+      size: B.
+
+    Raises:
+      ValueError: if one unit does not fit the memory budget.
+    """
+    if self.microbatch_size != "auto":
+      return self.microbatch_size or size
+    leaves, structure = jax.tree.flatten((params, units, mask, keys))
+    shapes = tuple(jax.eval_shape(lambda *x: x, *leaves))
+    # Traced, it happens once, and a cache would keep what the loss closes over alive.
+    choose = _auto_size.__wrapped__ if is_tracing() else _auto_size
+    return choose(self, structure, shapes, size)
 
   def _clipped_sum(
     self, params: PyTree, units: PyTree, mask: jax.Array, keys: Any
