@@ -195,8 +195,8 @@ def clipped_grad(
     clip_norm: the bound C, from 1e-12 to 1e12, in units of the gradient.
     engine: `vmap` makes every unit's gradient, and is the reference; `ghost` makes none where a
       rule allows it, and refuses a primitive that it has no rule for; `loop` makes those of two
-      units at a time. `auto` is vmap where ghost is not sound, loop on one CPU where the norms of
-      ghost would be dear, and ghost elsewhere.
+      units at a time. `auto` is vmap where ghost is not sound, loop where jax cannot map the loss
+      over units or, on one CPU, the norms of ghost would be dear, and ghost elsewhere.
     clipping: "flat" multiplies a unit's gradient with min(1, C / norm); "automatic" normalises it,
       multiplying with C / (norm + 0.01), so that the learning rate alone sets the size of a step
       (Bu et al. 2022, arXiv:2206.07136). A mapping from regular expressions, searched in the dotted
@@ -207,7 +207,8 @@ def clipped_grad(
       when a batch of new shapes is first met, and asks XLA what they would take on one device.
     compensated: return the total as a `Compensated` (sum, error) pair.
     memory_budget: bytes of instantiated gradients that the ghost engine may keep at a time, and
-      of all temporary memory of a call under microbatch_size "auto".
+      of the Gram matrices beside them (256 MB at most, and those of one unit at least); of all
+      temporary memory of a call under microbatch_size "auto".
     exact: add units in float64, or as pairs from the first addition, where neighbours may lack a
       unit (add_or_remove_one); implies `compensated`, since collapsing to float32 would undo it.
       Slower: a product over units takes several times as long.
@@ -217,7 +218,8 @@ def clipped_grad(
 
   Raises:
     ValueError: if clip_norm is not in [1e-12, 1e12], engine or clipping are unknown, shares do
-      not sum to 1, the microbatch size is below 1, or the budget is negative. When called: if a
+      not sum to 1, the microbatch size is below 1, the budget is negative, or a flag is no truth
+      value; the class refuses the same. When called: if there is no parameter or one is not real, a
       parameter is not in exactly one clipping group, one unit does not fit the memory budget, or
       an argument lies on a mesh with Explicit axes.
 

@@ -99,9 +99,9 @@ def _of_component(
 def _merge_instantiated(
   groups: list[Group], roots: tuple[int, ...], sizes: Sequence[int]
 ) -> list[Group]:
-  """Slices that are instantiated share one gradient of the whole parameter."""
+  """Slices that are instantiated share one gradient, which is that of the whole parameter."""
   made = [group for group in groups if group.rule == "instantiate"]
-  if len(made) < 2:
+  if not made:
     return groups
   uses = tuple(use for group in made for use in group.uses)
   numbers = sum(sizes[root] for root in roots)
