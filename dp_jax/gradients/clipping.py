@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,18 +15,23 @@ from dp_jax.gradients.engines import ENGINES, ClipAux, Engine, LossFn, clipped_s
 from dp_jax.gradients.filling import in_blocks
 from dp_jax.gradients.memory import largest_microbatch, temporary_bytes
 from dp_jax.gradients.noise import is_tracing
+from dp_jax.gradients.options import (
+  MicrobatchSize,
+  checked_budget,
+  checked_flag,
+  checked_microbatch_size,
+  is_number,
+)
+from dp_jax.gradients.parameters import check_params
 from dp_jax.gradients.per_unit import check_in_one_piece, check_loss
 from dp_jax.gradients.styles import Shares, StyleName, check_style, make_rule
 
 PyTree = Any
 
-MicrobatchSize = int | Literal["auto"] | None
-
 MEMORY_BUDGET = 2**30
 
-# Units whose gradients one product may add, in plain float32, before a sum is a pair. The rounding
-# of the result alone, 2^-23 n C between neighbours, is then half of the margin of clipping.
-PLAIN_UNITS = 4096
+# Units of one backward pass, but under vmap: whole numbers of a table hold as many (ghost/lookups.py).
+MOST_UNITS = 4096
 
 # Far below, squares of what is clipped leave the range of float32, and far above, its ratios.
 _SMALLEST_CLIP, _LARGEST_CLIP = 1e-12, 1e12
@@ -41,7 +46,9 @@ class ClippedGrad:
   by at most `clip_norm` in L2; exchanging a unit for another moves it by at most twice that. So
   does taking a unit out, which moves later ones to other places, in any order of units: with
   `exact=True`, and under `vmap`. With `compensated=True` this holds for the pair that is returned,
-  the rounding included. A total that is collapsed to float32 (the default) adds the rounding of the
+  the rounding included: units are clipped to clip_norm (1 - 2^-10), norms and scales round by less
+  than 2^-12, and float32 sums by at most 2^-11 of clip_norm between neighbours, a bound that is
+  derived (`ghost/rounding.py`) for any units and tokens. A total that is collapsed to float32 (the default) adds the rounding of the
   collapse, at most 2^-23 * B * clip_norm between neighbours; above about 10,000 units a step use
   the pair.
 
@@ -71,6 +78,25 @@ class ClippedGrad:
   memory_budget: int = MEMORY_BUDGET
   exact: bool = False
 
+  def __post_init__(self) -> None:
+    """Refuses what `clipped_grad` refuses, however it is made."""
+    if not callable(self.loss_fn):
+      raise ValueError(f"loss_fn must be a function (params, unit, key) -> loss: {self.loss_fn!r}.")
+    if self.engine not in ENGINES:
+      raise ValueError(f"engine {self.engine!r} is not one of {', '.join(ENGINES)}.")
+    check_clip_norm(self.clip_norm)
+    exact = checked_flag("exact", self.exact)
+    checked = {
+      "clip_norm": float(self.clip_norm),
+      "clipping": check_style(self.clipping),
+      "microbatch_size": checked_microbatch_size(self.microbatch_size),
+      "compensated": checked_flag("compensated", self.compensated) or exact,
+      "memory_budget": checked_budget(self.memory_budget),
+      "exact": exact,
+    }
+    for name, value in checked.items():
+      object.__setattr__(self, name, value)
+
   def sensitivity(self, adjacency: str) -> float:
     """L2 sensitivity of the total, in units of the gradient, under an adjacency.
 
@@ -85,7 +111,7 @@ class ClippedGrad:
     """Clips each unit's gradient and sums over the units.
 
     Args:
-      params: the trained parameters, floating-point leaves.
+      params: the trained parameters, real floating-point leaves; a Python number is a scalar.
       units: leaves [B, ...]; B may be 0.
       mask: bool[B], False marks padding, which adds exactly zero; None means all True.
       key: None, one key, which is split by position (not with `exact`), or a key array [B] with a
@@ -96,10 +122,10 @@ class ClippedGrad:
       trees), and the `ClipAux` of the units.
 
     Raises:
-      ValueError: if the loss is not one real scalar, the shapes do not fit, or units could see each
-        other, naming the operation.
+      ValueError: if the loss is not one real scalar, a parameter is not real, there is none, the
+        shapes do not fit, or units could see each other, naming the operation.
     """
-    units = jax.tree.map(jnp.asarray, units)
+    params, units = check_params(params), jax.tree.map(jnp.asarray, units)
     _check_mesh(params, units)
     check_in_one_piece({"params": params, "units": units, "mask": mask, "key": key})
     size = _num_units(units)
@@ -121,15 +147,9 @@ class ClippedGrad:
   def _in_microbatches(
     self, params: PyTree, units: PyTree, mask: jax.Array, keys: Any, size: int, alone: bool
   ) -> tuple[Compensated, ClipAux]:
-    step = self.microbatch_size
-    if step == "auto":
-      leaves, structure = jax.tree.flatten((params, units, mask, keys))
-      # Traced, it happens once, and a cache would keep what the loss closes over alive.
-      choose = _auto_size.__wrapped__ if is_tracing() else _auto_size
-      step = choose(self, structure, tuple(jax.eval_shape(lambda: leaves)), size)
-    step = size if step is None else step
-    if self.engine != "vmap":  # whose sums are pairs from the first addition
-      step = min(step, PLAIN_UNITS)
+    step = self.microbatch(params, units, mask, keys, size)
+    if self.engine != "vmap":
+      step = min(step, MOST_UNITS)
     if step >= size:
       return self._clipped_sum(params, units, mask, keys, alone)
     count = -(-size // step)
@@ -143,6 +163,27 @@ class ClippedGrad:
 
     total, aux = jax.lax.scan(body, pairs.zeros_like(params), inputs)
     return total, ClipAux(*(x.reshape(-1)[:size] for x in aux))
+
+  def microbatch(self, params: PyTree, units: PyTree, mask: Any, keys: Any, size: int) -> int:
+    """The most units whose gradients are held at a time; under "auto", by compiling a few sizes.
+
+    Args:
+      params: the parameters, arrays or their shapes, as the others.
+      units: leaves [B, ...].
+      mask: bool[B].
+      keys: a key array [B], or None.
+      size: B.
+
+    Raises:
+      ValueError: if one unit does not fit the memory budget.
+    """
+    if self.microbatch_size != "auto":
+      return self.microbatch_size or size
+    leaves, structure = jax.tree.flatten((params, units, mask, keys))
+    shapes = tuple(jax.eval_shape(lambda *x: x, *leaves))
+    # Traced, it happens once, and a cache would keep what the loss closes over alive.
+    choose = _auto_size.__wrapped__ if is_tracing() else _auto_size
+    return choose(self, structure, shapes, size)
 
   def _clipped_sum(
     self, params: PyTree, units: PyTree, mask: jax.Array, keys: Any, alone: bool
@@ -179,8 +220,9 @@ def clipped_grad(
     clip_norm: the bound C, from 1e-12 to 1e12, in units of the gradient.
     engine: `vmap` makes every unit's gradient, and is the reference; `ghost` makes none where a
       rule allows it, and refuses a primitive that it has no rule for; `loop` makes those of two
-      units at a time, without vmap. `auto` is loop where vmap may mix units, vmap where ghost is
-      not sound, loop on one CPU where the norms of ghost would be dear, and ghost elsewhere.
+      units at a time, without vmap. `auto` is loop where vmap may mix units or jax cannot map the
+      loss, vmap where ghost is not sound, loop on one CPU where the norms of ghost would be dear,
+      and ghost elsewhere.
     clipping: "flat" multiplies a unit's gradient with min(1, C / norm); "automatic" normalises it,
       multiplying with C / (norm + 0.01), so that the learning rate alone sets the size of a step
       (Bu et al. 2022, arXiv:2206.07136). A mapping from regular expressions, searched in the dotted
@@ -191,7 +233,8 @@ def clipped_grad(
       when a batch of new shapes is first met, and asks XLA what they would take on one device.
     compensated: return the total as a `Compensated` (sum, error) pair.
     memory_budget: bytes of instantiated gradients that the ghost engine may keep at a time, and
-      of all temporary memory of a call under microbatch_size "auto".
+      of the Gram matrices beside them (256 MB at most, and those of one unit at least); of all
+      temporary memory of a call under microbatch_size "auto".
     exact: add units in float64, or as pairs from the first addition, where neighbours may lack a
       unit (add_or_remove_one); implies `compensated`, since collapsing to float32 would undo it.
       Slower: a product over units takes several times as long.
@@ -201,19 +244,16 @@ def clipped_grad(
 
   Raises:
     ValueError: if clip_norm is not in [1e-12, 1e12], engine or clipping are unknown, shares do
-      not sum to 1, or the microbatch size is below 1. When called: if a parameter is not in
-      exactly one clipping group, one unit does not fit the memory budget, or an argument lies on a
-      mesh with Explicit axes.
+      not sum to 1, the microbatch size is below 1, the budget is negative, or a flag is no truth
+      value; the class refuses the same. When called: if there is no parameter or one is not real, a
+      parameter is not in exactly one clipping group, one unit does not fit the memory budget, or
+      an argument lies on a mesh with Explicit axes.
 
   Abadi et al. 2016, arXiv:1607.00133, Algorithm 1.
   """
-  check_clip_norm(clip_norm)
-  if engine not in ENGINES:
-    raise ValueError(f"engine {engine!r} is not one of {', '.join(ENGINES)}.")
-  _check_microbatch_size(microbatch_size)
   return ClippedGrad(
-    loss_fn, float(clip_norm), engine, check_style(clipping), microbatch_size,
-    compensated or exact, memory_budget, exact,
+    loss_fn, clip_norm, engine, check_style(clipping), microbatch_size, compensated, memory_budget,
+    exact,
   )  # fmt: skip
 
 
@@ -227,12 +267,6 @@ def _auto_size(grad_fn: ClippedGrad, structure: Any, leaves: tuple[Any, ...], si
     return temporary_bytes(dataclasses.replace(grad_fn, microbatch_size=count), *args)
 
   return largest_microbatch(bytes_of, size, grad_fn.memory_budget)
-
-
-def _check_microbatch_size(size: Any) -> None:
-  if size is None or size == "auto" or (isinstance(size, int) and size >= 1):
-    return
-  raise ValueError(f"microbatch_size must be at least 1, None or 'auto', got {size!r}.")
 
 
 def sensitivity(clip_norm: float, adjacency: str) -> float:
@@ -253,7 +287,7 @@ def check_clip_norm(clip_norm: Any) -> None:
   Raises:
     ValueError: naming the value and the range.
   """
-  if not isinstance(clip_norm, int | float) or not _SMALLEST_CLIP <= clip_norm <= _LARGEST_CLIP:
+  if not is_number(clip_norm) or not _SMALLEST_CLIP <= clip_norm <= _LARGEST_CLIP:
     raise ValueError(
       f"clip_norm must be a number from {_SMALLEST_CLIP} to {_LARGEST_CLIP}, got {clip_norm!r}."
     )

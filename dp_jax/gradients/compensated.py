@@ -77,12 +77,6 @@ def from_float64(x: jax.Array) -> Compensated:
     return Compensated(high, (x - high.astype(jnp.float64)).astype(jnp.float32))
 
 
-def to_float64(pair: Compensated) -> jax.Array:
-  """A pair of one leaf as float64[...]."""
-  with double_precision():
-    return pair.sum.astype(jnp.float64) + pair.error.astype(jnp.float64)
-
-
 def _add_leaves(a_sum, a_error, b_sum, b_error):  # type: ignore[no-untyped-def]
   total, dropped = two_sum(a_sum, b_sum)
   return two_sum(total, dropped + (a_error + b_error))

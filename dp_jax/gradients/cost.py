@@ -42,19 +42,42 @@ def loop_is_cheaper(traced: Traced, params: Any, memory_budget: int) -> bool:
 def product_flops(jaxpr: Any) -> float:
   """Floating-point operations of the products; infinite if there is a convolution.
 
-  One whose windows do not overlap, as an image is cut into patches, is a matrix product.
+  One whose windows do not overlap, as an image is cut into patches, is a matrix product. Of the
+  branches of a `cond` the dearest counts, and a `while` as one turn.
   """
   total = 0.0
   for eqn in jaxpr.eqns:
-    out = math.prod(eqn.outvars[0].aval.shape)
-    if eqn.primitive.name == "conv_general_dilated":
-      kernel, spec = eqn.invars[1].aval.shape, eqn.params["dimension_numbers"].rhs_spec
-      if tuple(kernel[i] for i in spec[2:]) != tuple(eqn.params["window_strides"]):
-        return math.inf
-      total += 2 * out * math.prod(kernel) / kernel[spec[0]]
-    if eqn.primitive.name == "dot_general":
-      (contracted, _), _ = eqn.params["dimension_numbers"]
-      total += 2 * out * math.prod(eqn.invars[0].aval.shape[i] for i in contracted)
-    inner = sum(product_flops(j) for j in jaxprs_in_params(eqn.params))
-    total += inner * (eqn.params["length"] if eqn.primitive.name == "scan" else 1)
+    name = eqn.primitive.name
+    if name == "conv_general_dilated":
+      total += _patch_flops(eqn)
+    if name == "dot_general":
+      total += _product_flops(eqn, eqn.params["dimension_numbers"])
+    if name == "ragged_dot_general":
+      numbers = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
+      total += _product_flops(eqn, numbers)
+    inner = [product_flops(j) for j in jaxprs_in_params(eqn.params)]
+    if name == "cond":
+      total += max(inner, default=0.0)
+    else:
+      total += sum(inner) * (eqn.params["length"] if name == "scan" else 1)
   return total
+
+
+def _product_flops(eqn: Any, dimension_numbers: Any) -> float:
+  (contracted, _), _ = dimension_numbers
+  return 2.0 * _size(eqn.outvars[0]) * math.prod(eqn.invars[0].aval.shape[i] for i in contracted)
+
+
+def _patch_flops(eqn: Any) -> float:
+  """Of a convolution whose windows are side by side; infinite for any other."""
+  kernel, spec = eqn.invars[1].aval.shape, eqn.params["dimension_numbers"].rhs_spec
+  ones = (*eqn.params["lhs_dilation"], *eqn.params["rhs_dilation"])
+  apart = tuple(kernel[i] for i in spec[2:]) == tuple(eqn.params["window_strides"])
+  grouped = eqn.params["feature_group_count"] != 1 or eqn.params["batch_group_count"] != 1
+  if not apart or grouped or any(d != 1 for d in ones):
+    return math.inf
+  return 2 * _size(eqn.outvars[0]) * math.prod(kernel) / max(1, kernel[spec[0]])
+
+
+def _size(var: Any) -> int:
+  return math.prod(getattr(var.aval, "shape", ()))

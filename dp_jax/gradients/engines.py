@@ -57,7 +57,7 @@ def clipped_sum(
   Args:
     engine: "vmap" makes every unit's gradient; "ghost" makes none, and refuses a primitive that
       it has no rule for; "loop" makes two at a time, without vmap; "auto" is vmap where ghost is
-      not sound, loop where that is cheaper, and ghost elsewhere.
+      not sound, loop where that is cheaper or jax cannot map the loss, and ghost elsewhere.
     loss_fn: (params, unit, key) -> scalar.
     params: the parameters.
     units: leaves [B, ...].
@@ -70,16 +70,35 @@ def clipped_sum(
       not reach into it either.
 
   Raises:
-    ValueError: under "ghost", naming the primitive and the parameter that has no rule.
+    ValueError: under "ghost", naming the primitive and the parameter that has no rule; under
+      "ghost" and "vmap", where jax has no batching rule for a primitive.
   """
-  if engine == "vmap":
-    return _by_vmap(loss_fn, params, units, mask, keys, rule)
   one, one_key = jax.tree.map(lambda x: x[0], (units, keys))
   if engine == "loop":
     gradient = jax.value_and_grad(loss_fn)
     if alone:
       gradient = one_at_a_time(gradient, params, one, one_key)
     return _by_loop(gradient, params, units, mask, keys, rule, exact)
+  try:
+    return _by_map(engine, loss_fn, params, units, mask, keys, rule, memory_budget, exact)
+  except NotImplementedError as error:  # of jax: a primitive that vmap has no rule for
+    if engine != "auto":
+      raise ValueError(
+        f"engine {engine!r} cannot map this loss over units ({error}): use engine 'auto' or 'loop',"
+        " which take one unit at a time."
+      ) from error
+    _tell_once(f"clipping in a loop, since jax cannot map this loss over units: {error}")
+    return _by_loop(jax.value_and_grad(loss_fn), params, units, mask, keys, rule, exact)
+
+
+def _by_map(
+  engine: Engine, loss_fn: LossFn, params: PyTree, units: PyTree, mask: jax.Array, keys: Any,
+  rule: ClipRule, memory_budget: int, exact: bool,
+) -> tuple[Compensated, ClipAux]:  # fmt: skip
+  """By vmap or ghost, or in a loop where "auto" finds that cheaper."""
+  if engine == "vmap":
+    return _by_vmap(loss_fn, params, units, mask, keys, rule)
+  one, one_key = jax.tree.map(lambda x: x[0], (units, keys))
   try:
     traced = ghost.trace(loss_fn, params, one, one_key)
     if engine == "ghost":

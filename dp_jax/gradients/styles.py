@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dp_jax.gradients.norms import CLIP_MARGIN, LARGEST_RATIO, total_norms
+from dp_jax.gradients.options import is_number
 
 PyTree = Any
 StyleName = Literal["flat", "automatic"]
@@ -52,12 +53,12 @@ class ClipRule:
     bounds = exact.astype(np.float32)
     largest = np.minimum(exact * LARGEST_RATIO, np.finfo(np.float32).max).astype(np.float32)
     keep = mask & jnp.all(norms <= largest, axis=0)  # false for infinity and NaN
-    norms = jnp.where(keep, norms, 1.0)
+    norms = jnp.where(keep[None], norms, 1.0)
     if self.gamma is None:
       factors = jnp.minimum(1.0, bounds / norms)
     else:
       factors = jnp.divide(bounds, norms + np.float32(self.gamma))
-    return jnp.where(keep, factors, 0.0)
+    return jnp.where(keep[None], factors, 0.0)
 
   def by_leaf(self, scales: jax.Array) -> list[jax.Array]:
     """float32[G, B] -> float32[B] for each leaf of the parameters."""
@@ -69,7 +70,7 @@ class ClipRule:
 
 
 def check_style(clipping: Any) -> StyleName | Shares:
-  """Refuses what is no style of clipping; makes a mapping hashable.
+  """Refuses what is no style of clipping; makes a mapping, or its pairs, hashable.
 
   Raises:
     ValueError: for an unknown name, an invalid expression, or shares that are not positive or do
@@ -77,6 +78,10 @@ def check_style(clipping: Any) -> StyleName | Shares:
   """
   if isinstance(clipping, str) and clipping in STYLES:
     return clipping  # type: ignore[return-value]
+  if isinstance(clipping, tuple) and all(isinstance(x, tuple) and len(x) == 2 for x in clipping):
+    pairs, clipping = clipping, dict(clipping)
+    if len(clipping) != len(pairs):
+      raise ValueError(f"a clipping group is given twice in {pairs!r}.")
   if not isinstance(clipping, Mapping) or not clipping:
     raise ValueError(
       f"clipping {clipping!r} is not one of {', '.join(STYLES)}, or a mapping from regular"
@@ -89,7 +94,7 @@ def check_style(clipping: Any) -> StyleName | Shares:
       raise ValueError(
         f"clipping group {pattern!r} is not a regular expression: {error}."
       ) from None
-    if not (isinstance(share, int | float) and 0 < share <= 1):
+    if not (is_number(share) and 0 < share <= 1):
       raise ValueError(f"the share of clipping group {pattern!r} must be in (0, 1], got {share!r}.")
   total = math.fsum(clipping.values())
   if abs(total - 1) > 1e-9:

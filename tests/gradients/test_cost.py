@@ -142,3 +142,40 @@ def test_a_reference_between_units_is_refused():
 
   with pytest.raises(ValueError, match="mutable reference"):
     clipped_grad(loss, 1.0, engine="loop")(jnp.zeros(3), jnp.ones((4, 3)))
+
+
+def test_equations_without_outputs_or_of_other_kinds_are_counted():
+  """A callback has no output; products in groups count, and the dearest branch of a `cond`."""
+
+  def flops(function, *shapes):
+    return cost.product_flops(jax.make_jaxpr(function)(*(jnp.zeros(s) for s in shapes)).jaxpr)
+
+  def shown(x, w):
+    jax.debug.callback(lambda: None)
+    return x @ w
+
+  def branches(x, w):
+    return jax.lax.cond(x[0, 0] > 0, lambda: x @ w @ w, lambda: x @ w)
+
+  def groups(x, w):
+    return jax.lax.ragged_dot(x, w, jnp.array([2, 3], jnp.int32))
+
+  assert flops(shown, (5, 4), (4, 4)) == 2 * 5 * 4 * 4
+  assert flops(branches, (5, 4), (4, 4)) == 2 * 2 * 5 * 4 * 4
+  assert flops(groups, (5, 4), (2, 4, 3)) == 2 * 5 * 4 * 3
+
+
+@pytest.mark.parametrize(
+  "options",
+  [{"rhs_dilation": (2,)}, {"lhs_dilation": (2,)}, {"feature_group_count": 3},
+   {"batch_group_count": 2}],
+)  # fmt: skip
+def test_a_convolution_is_a_product_of_patches_only_where_nothing_else_is_asked_for(options):
+  groups = options.get("feature_group_count", 1)
+
+  def convolve(x, k):
+    numbers = ("NHC", "HIO", "NHC")
+    return jax.lax.conv_general_dilated(x, k, (4,), ((0, 0),), dimension_numbers=numbers, **options)
+
+  jaxpr = jax.make_jaxpr(convolve)(jnp.zeros((2, 16, 3)), jnp.zeros((4, 3 // groups, 6))).jaxpr
+  assert np.isinf(cost.product_flops(jaxpr))

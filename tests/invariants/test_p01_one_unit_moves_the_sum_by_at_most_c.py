@@ -185,7 +185,7 @@ def test_an_order_in_which_all_products_round_alike():
 )
 def test_a_loop_that_adds_too_many_units_in_plain_float32_is_caught(how, plain_units, monkeypatch):
   monkeypatch.setattr(looped, "_PLAIN_UNITS", plain_units)
-  monkeypatch.setattr(clipping, "PLAIN_UNITS", plain_units)
+  monkeypatch.setattr(clipping, "MOST_UNITS", plain_units)
   units, step, moved = _units("aligned"), _step("loop"), []
   for position in range(0, NUM_UNITS, NUM_UNITS // 8):
     changed = units.copy()
@@ -197,7 +197,7 @@ def test_a_loop_that_adds_too_many_units_in_plain_float32_is_caught(how, plain_u
 @pytest.mark.parametrize("pattern", ["aligned", "spread"])
 def test_products_over_too_many_units_are_caught(pattern, monkeypatch):
   units = _units(pattern)[: 2**17]
-  monkeypatch.setattr(clipping, "PLAIN_UNITS", 2**17)
+  monkeypatch.setattr(clipping, "MOST_UNITS", 2**17)
   monkeypatch.setattr(rounding, "units_at_a_time", lambda *_: 2**17)
   positions, step = range(1000, 9000, 800), _step("ghost")
   moved = []

@@ -5,9 +5,11 @@ that depends on the unit, a zero *tap* is added to the result; the gradient in t
 cotangent in one backward pass, and from cotangents and operands follow norms and clipped sum.
 
   interpreter.py  follows which values come from parameters, and finds each meeting
+  structure.py    the primitives that have a rule, with the parameters that it knows
   uses.py         a meeting (a Use), and who is told of it
   plan.py         chooses a rule for each parameter, from its uses
   rules.py        the rules: squared norms, and clipped sums, of one kind of use
+  tokens.py       pairs of tokens of a unit, a part at a time
   batch.py        norms and clipped sums of a batch after its backward pass
   engine.py       puts them together
   explain.py      the choices as a table

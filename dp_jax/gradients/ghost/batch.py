@@ -22,7 +22,10 @@ PyTree = Any
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """Cotangents and saved operands of every use."""
+  """Cotangents and saved operands of every use.
+
+  Norms take at most `memory_budget` bytes of temporaries, or those of one unit.
+  """
 
   traced: "Traced"
   params: list[jax.Array]
@@ -30,9 +33,12 @@ class Batch:
   losses: jax.Array
   cotangents: list[list[jax.Array]]
   saved: list[list[jax.Array]]
+  memory_budget: int
 
   @classmethod
-  def run(cls, traced: "Traced", params: list[jax.Array], units: PyTree, keys: Any) -> "Batch":
+  def run(
+    cls, traced: "Traced", params: list[jax.Array], units: PyTree, keys: Any, memory_budget: int
+  ) -> "Batch":
     """The backward pass.
 
     Args:
@@ -40,6 +46,7 @@ class Batch:
       params: the parameters' leaves.
       units: leaves [B, ...].
       keys: a key a unit, or None.
+      memory_budget: bytes of temporaries of norms.
     """
     data = jax.tree.leaves((units, keys))
     taps = [
@@ -55,15 +62,15 @@ class Batch:
     # Norms and sums must see the same numbers: without it, a compiler may compute them twice, and
     # round differently.
     saved, cotangents = jax.tree.map(materialised, (saved, cotangents))
-    return cls(traced, params, traced.weights(params), losses, cotangents, saved)
+    weights = traced.weights(params)
+    return cls(traced, params, weights, losses, cotangents, saved, memory_budget)
 
   def fast_norms(self, group: Group) -> tuple[jax.Array, jax.Array]:
     """As `norms`, of operands that are not scaled; and what squares that vanish may hide."""
     if group.rule == "lookup":
-      return rules.fast_lookup_norms(self.lookup(group.uses[0]))
+      return self._lookup_norms(group, rules.fast_lookup_norms)
     if group.rule == "tied":
-      lookup, product = self.tied(group)
-      return rules.fast_tied_norms(self.lookup(lookup), self.contraction(product))
+      return self._tied_norms(group, rules.fast_tied_norms)
     use = self.traced.uses[group.uses[0]]
     if canonical.is_convolution(use):
       return self._convolution_norms(use, group, rules.fast_norms)
@@ -88,19 +95,41 @@ class Batch:
 
   def _scaled_norms(self, group: Group) -> jax.Array:
     if group.rule == "lookup":
-      return rules.lookup_norms(self.lookup(group.uses[0]))
+      return self._lookup_norms(group, rules.lookup_norms)
     if group.rule == "tied":
-      lookup, product = self.tied(group)
-      return rules.tied_norms(self.lookup(lookup), self.contraction(product))
+      return self._tied_norms(group, rules.tied_norms)
     use = self.traced.uses[group.uses[0]]
     if canonical.is_convolution(use):
       return self._convolution_norms(use, group, rules.norms)
     return self._product_norms(group, rules.norms)
 
+  def _lookup_norms(self, group: Group, norms: Callable[[Any], Any]) -> Any:
+    table = self.lookup(group.uses[0])
+    return self._in_chunks(
+      lambda rows, cot: norms(rules.Lookup(rows, cot, table.num_rows)),
+      (table.rows, table.cotangent), 4 * group.numbers, patches=False,
+    )  # fmt: skip
+
+  def _tied_norms(self, group: Group, norms: Callable[[Any, Any], Any]) -> Any:
+    lookup, product = self.tied(group)
+    table, logits = self.lookup(lookup), self.contraction(product)
+    return self._in_chunks(
+      lambda rows, rows_cot, x, cot: norms(
+        rules.Lookup(rows, rows_cot, table.num_rows), rules.Contraction(x, cot)
+      ),
+      (table.rows, table.cotangent, logits.operand, logits.cotangent), 4 * group.numbers,
+      patches=False,
+    )  # fmt: skip
+
+  def _in_chunks(
+    self, function: Callable[..., Any], arrays: Any, bytes_per_unit: int, *, patches: bool
+  ) -> Any:
+    return in_chunks(function, arrays, bytes_per_unit, self.memory_budget, patches=patches)
+
   def _product_norms(self, group: Group, norms: Callable[[Any], Any]) -> Any:
     contractions = [self.contraction(u) for u in group.uses]
     one = contractions[0] if len(contractions) == 1 else rules.concatenate(contractions)
-    return in_chunks(
+    return self._in_chunks(
       lambda x, cot: norms(rules.Contraction(x, cot)),
       (one.operand, one.cotangent), 4 * group.numbers, patches=False,
     )  # fmt: skip
@@ -123,9 +152,9 @@ class Batch:
       return jax.tree.map(lambda x: jnp.where(finite, x, jnp.nan), found)
 
     index = group.uses[0]
-    size = 8 * canonical.conv_pixels(use) ** 2 if pixels else patch_bytes(use)
+    size = 4 * group.numbers if pixels else patch_bytes(use)
     arrays = (self.saved[index][0], self.cotangents[index][0])
-    return in_chunks(some, arrays, size, patches=True)
+    return self._in_chunks(some, arrays, size, patches=True)
 
   def gradients(self, group: Group) -> list[jax.Array]:
     """Per-unit gradients float32[B, ...]: of the parameters, or of a contraction [B, N, K, O]."""
@@ -133,7 +162,7 @@ class Batch:
     size = max((patch_bytes(use) for use in uses if canonical.is_convolution(use)), default=0)
     if group.rule == "instantiate":
       pull = self.pullback(group)
-      return in_chunks(jax.vmap(pull), self.inputs(group), size, patches=True)
+      return self._in_chunks(jax.vmap(pull), self.inputs(group), size, patches=True)
     if group.rule == "convolution":
 
       def some(data: jax.Array, cotangent: jax.Array) -> jax.Array:
@@ -141,7 +170,7 @@ class Batch:
 
       index = group.uses[0]
       arrays = (self.saved[index][0], self.cotangents[index][0])
-      return [in_chunks(some, arrays, size, patches=True)]
+      return [self._in_chunks(some, arrays, size, patches=True)]
     contractions = [self.contraction(u) for u in group.uses]
     one = contractions[0] if len(contractions) == 1 else rules.concatenate(contractions)
     return [rules.gradients(one)]

@@ -8,15 +8,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
 
 from dp_jax.gradients.ghost.rules import Contraction, Lookup
+from dp_jax.gradients.ghost.structure import is_known
 from dp_jax.gradients.ghost.uses import Use
+
+_MODE = jax.lax.GatherScatterMode
+# Of a gather: what becomes of rows outside of the table.
+_MODES = (_MODE.CLIP, _MODE.FILL_OR_DROP, _MODE.PROMISE_IN_BOUNDS)
 
 
 def is_dot(use: Use) -> bool:
   """Whether the rule for matrix products applies: one parameter operand and one of data."""
-  return use.name == "dot_general" and len(use.weights) == 1 and len(use.data) == 1
+  alone = len(use.weights) == 1 and len(use.data) == 1
+  return use.name == "dot_general" and alone and is_known(use.eqn)
 
 
 def dot_roles(use: Use) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -68,6 +73,7 @@ def is_convolution(use: Use) -> bool:
   """Whether the rule for convolutions applies: the kernel is the parameter."""
   return (
     use.name == "conv_general_dilated"
+    and is_known(use.eqn)
     and [position for position, _ in use.weights] == [1]
     and len(use.data) == 1
     and use.eqn.params["batch_group_count"] == 1
@@ -230,26 +236,11 @@ def conv_gradient(use: Use, total: jax.Array) -> jax.Array:
   return arranged.transpose([order.index(i) for i in range(len(shape))])
 
 
-def conv_sum(
-  use: Use, data: jax.Array, cotangent: jax.Array, dtype: DTypeLike = jnp.float32
-) -> jax.Array:
-  """The gradients of the kernel of all units together, in a dtype: one ordinary convolution."""
-  # The loss may allow 10-bit products on accelerators; a clipped sum must not.
-  highest = (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
-  params = use.eqn.params | {"preferred_element_type": jnp.dtype(dtype), "precision": highest}
-  bind = use.eqn.primitive.bind
-
-  def convolve(kernel: jax.Array) -> jax.Array:
-    return jax.vmap(lambda x: bind(x, kernel, **params))(data.astype(dtype))
-
-  kernel = jax.ShapeDtypeStruct(use.eqn.invars[1].aval.shape, jnp.dtype(dtype))
-  (gradient,) = jax.linear_transpose(convolve, kernel)(cotangent.astype(dtype))
-  return gradient
-
-
 def is_lookup(use: Use) -> bool:
   """Whether it is a lookup of whole rows of a table, as embeddings are."""
   if use.name != "gather" or [position for position, _ in use.weights] != [0]:
+    return False
+  if not is_known(use.eqn) or use.eqn.params["mode"] not in _MODES:
     return False
   if len(use.data) != 1 or len(use.eqn.invars[0].aval.shape) != 2:
     return False
@@ -271,8 +262,7 @@ def lookup_of(use: Use, data: jax.Array, cotangent: jax.Array) -> Lookup:
   # Beyond int32, indices are outside of any table; converted they might come back inside.
   rows = jnp.clip(data, max(limits.min, -(2**31)), min(limits.max, 2**31 - 1)).astype(jnp.int32)
   rows = rows.reshape(data.shape[0], math.prod(data.shape[1:]))
-  mode = jax.lax.GatherScatterMode.from_any(use.eqn.params["mode"])
-  if mode == jax.lax.GatherScatterMode.CLIP:
+  if use.eqn.params["mode"] == _MODE.CLIP:
     rows = jnp.clip(rows, 0, num_rows - 1)
   else:
     rows = jnp.where((rows >= 0) & (rows < num_rows), rows, -1)

@@ -23,8 +23,25 @@ _MOST_PARTS = 4
 _PLAIN_UNITS = 32
 
 
+def units_at_a_time(bytes_per_unit: int, memory_budget: int, *, patches: bool = False) -> int:
+  """How many units' temporaries may be held, at least one.
+
+  Args:
+    bytes_per_unit: of the temporaries.
+    memory_budget: bytes.
+    patches: whether these are written once and read once or twice.
+  """
+  limit = _PATCHES_ON_CPU if patches and jax.default_backend() == "cpu" else _LARGEST
+  return max(1, min(limit, memory_budget) // max(1, bytes_per_unit))
+
+
 def in_chunks(
-  function: Callable[..., Any], arrays: Any, bytes_per_unit: int, *, patches: bool
+  function: Callable[..., Any],
+  arrays: Any,
+  bytes_per_unit: int,
+  memory_budget: int,
+  *,
+  patches: bool,
 ) -> Any:
   """Applies a function of a batch to a few units at a time.
 
@@ -32,9 +49,10 @@ def in_chunks(
     function: (*arrays [n, ...]) -> a tree of arrays [n, ...], unit by unit.
     arrays: trees of arrays [B, ...].
     bytes_per_unit: of the temporaries that the function makes.
+    memory_budget: bytes that these may take.
     patches: whether these are written once and read once or twice.
   """
-  chunk = part_of_patches(bytes_per_unit) if patches else max(1, _LARGEST // max(1, bytes_per_unit))
+  chunk = units_at_a_time(bytes_per_unit, memory_budget, patches=patches)
   units = jax.tree.leaves(arrays)[0].shape[0]
   if chunk >= units:
     return function(*arrays)
@@ -63,12 +81,6 @@ def part_of_units(units: int, copied: int, result: int) -> int:
   limit = _COPIES_ON_CPU if jax.default_backend() == "cpu" else _COPIES
   count = min(copied // limit, copied // max(1, result), _MOST_PARTS)
   return -(-units // max(1, count))
-
-
-def part_of_patches(bytes_per_unit: int) -> int:
-  """How many units' patches to make at a time."""
-  limit = _PATCHES_ON_CPU if jax.default_backend() == "cpu" else _LARGEST
-  return max(1, limit // max(1, bytes_per_unit))
 
 
 def sum_in_parts(

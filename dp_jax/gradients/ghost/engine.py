@@ -142,15 +142,15 @@ def clipped_sum(
     keys: a key a unit, or None.
     rule: what each gradient is multiplied with, from its norm.
     memory_budget: bytes that instantiated gradients may take together; beyond it they are made
-      one unit at a time, twice.
+      one unit at a time, twice. Beside them, Gram matrices take as much at most.
     exact: add units in float64, or as pairs, so that it does not matter where one stands.
 
   Returns:
     The sum as a pair, the upper bounds of the norms float32[B], and the losses [B].
   """
   leaves, structure = jax.tree.flatten(params)
-  batch = Batch.run(traced, leaves, units, keys)
-  kept, left = _kept(traced.groups, mask.shape[0], memory_budget)
+  batch = Batch.run(traced, leaves, units, keys, memory_budget)
+  kept, left = kept_groups(traced.groups, mask.shape[0], memory_budget)
   gradients = {index: batch.gradients(traced.groups[index]) for index in kept}
   made = {i: batch.norms_by_unit(g) for i, g in left.items() if g.rule == "instantiate"}
   ghosts = {i: g for i, g in left.items() if i not in made}
@@ -168,7 +168,7 @@ def clipped_sum(
   norms = group_norms(others | {i: [norm + slack] for i, (norm, slack) in fast.items()})
   if ghosts:
     slack = group_norms({i: [slack] for i, (_, slack) in fast.items()})
-    precise = ~mask | (slack <= _SLACK * norms)  # false for NaN
+    precise = ~mask[None] | (slack <= _SLACK * norms)  # false for NaN
     # Numbers so large or small that their squares are not in float32: rare, and slower. Only for
     # such units, so that no unit's norm is rounded in another way because of another unit.
     norms = jax.lax.cond(
@@ -186,7 +186,7 @@ def clipped_sum(
   return _unflatten(structure, total), rule.combine(norms), batch.losses
 
 
-def _kept(
+def kept_groups(
   groups: Sequence[Group], units: int, memory_budget: int
 ) -> tuple[list[int], dict[int, Group]]:
   """Groups whose per-unit gradients are made once and kept, and the others."""

@@ -1,15 +1,20 @@
 """The plan of the ghost engine as a table."""
 
+import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from dp_jax.gradients.clipping import ClippedGrad
 from dp_jax.gradients.cost import loop_is_cheaper
 from dp_jax.gradients.ghost import engine as ghost
+from dp_jax.gradients.ghost.batch import Batch
+from dp_jax.gradients.ghost.chunks import units_at_a_time
 from dp_jax.gradients.ghost.plan import KNOWN, Group
 from dp_jax.gradients.ghost.uses import UnsupportedError
 from dp_jax.gradients.looped import UNITS_A_TURN
+from dp_jax.gradients.parameters import check_params
 
 _HEADER = ("parameters", "uses", "rule", "operations", "bytes")
 
@@ -17,7 +22,8 @@ _HEADER = ("parameters", "uses", "rule", "operations", "bytes")
 def explain(grad_fn: ClippedGrad, params: Any, units: Any, key: Any = None) -> str:
   """A table of how the norm of each parameter is computed, and what that costs.
 
-  Nothing is computed: arrays may be `jax.ShapeDtypeStruct`.
+  Nothing is computed: arrays may be `jax.ShapeDtypeStruct`. Under microbatch_size "auto" a few
+  sizes are compiled, as in a call.
 
   Args:
     grad_fn: of `clipped_grad`.
@@ -27,35 +33,71 @@ def explain(grad_fn: ClippedGrad, params: Any, units: Any, key: Any = None) -> s
 
   Returns:
     Lines of text. Operations (floating-point, for the norms) and bytes (of instantiated gradients
-    and Gram matrices) are those of one microbatch. Parameters that share a line are clipped by
-    one gradient; a parameter whose gradient is always zero is listed as unused.
+    and Gram matrices, as many as are held at a time) are those of one microbatch. Parameters that
+    share a line are clipped by one gradient; a parameter whose gradient is always zero is listed
+    as unused.
+
+  Raises:
+    ValueError: if a parameter is not real, or one unit does not fit the memory budget.
   """
-  size = jax.tree.leaves(units)[0].shape[0]
-  size = min(size, grad_fn.microbatch_size or size)
-  made = f"{grad_fn.engine}: gradients of"
-  if grad_fn.engine == "vmap":
-    return f"{made} {size} units, {_gradient_bytes(params, size)} bytes"
+  params = check_params(params)
+  total = jax.tree.leaves(units)[0].shape[0]
+  # As a call makes them.
+  keys = None if key is None else jax.eval_shape(lambda k: jax.random.split(k, total), key)
+  size = _microbatch(grad_fn, params, units, keys, total)
   if grad_fn.engine == "loop":
-    return f"{made} {UNITS_A_TURN} units, {_gradient_bytes(params, UNITS_A_TURN)} bytes"
+    return _looped(params)
+  if grad_fn.engine == "vmap":
+    return _mapped(params, size)
   unit = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), units)
   found: list[ghost.Traced] = []
   try:
     jax.eval_shape(
       lambda p, u, k: found.append(ghost.trace(grad_fn.loss_fn, p, u, k)), params, unit, key
     )
+    plan = _lines(found[0], size, grad_fn.memory_budget)
   except UnsupportedError as error:
-    return f"vmap: gradients of {size} units, {_gradient_bytes(params, size)} bytes, since {error}"
-  lines = _lines(found[0], size, grad_fn.memory_budget)
-  if grad_fn.engine == "auto" and loop_is_cheaper(found[0], params, grad_fn.memory_budget):
-    held = _gradient_bytes(params, UNITS_A_TURN)
-    lines.insert(
-      0, f"loop: gradients of {UNITS_A_TURN} units, {held} bytes, since ghost would cost more here:"
-    )
-  return "\n".join(lines)
+    plan = [f"{_mapped(params, size)}, since {error}"]
+  try:
+    jax.eval_shape(functools.partial(_backward, grad_fn, found), params, units, keys)
+  except NotImplementedError as error:
+    return f"{_looped(params)}, since jax cannot map this loss over units: {error}"
+  cheaper = bool(found) and loop_is_cheaper(found[0], params, grad_fn.memory_budget)
+  if grad_fn.engine == "auto" and cheaper:
+    plan.insert(0, f"{_looped(params)}, since ghost would cost more here:")
+  return "\n".join(plan)
+
+
+def _microbatch(grad_fn: ClippedGrad, params: Any, units: Any, keys: Any, size: int) -> int:
+  mask = jax.ShapeDtypeStruct((size,), jnp.bool_)
+  return min(size, grad_fn.microbatch(params, units, mask, keys, size))
+
+
+def _backward(
+  grad_fn: ClippedGrad, found: list[ghost.Traced], params: Any, units: Any, keys: Any
+) -> Any:
+  """What is mapped over units: by ghost, or by vmap where there is no plan."""
+  if found:
+    leaves = jax.tree.leaves(params)
+    return Batch.run(found[0], leaves, units, keys, grad_fn.memory_budget).losses
+  in_axes = (None, 0, None if keys is None else 0)
+  return jax.vmap(jax.value_and_grad(grad_fn.loss_fn), in_axes)(params, units, keys)
+
+
+def _mapped(params: Any, size: int) -> str:
+  return f"vmap: gradients of {size} units, {_gradient_bytes(params, size)} bytes"
+
+
+def _looped(params: Any) -> str:
+  held = _gradient_bytes(params, UNITS_A_TURN)
+  return f"loop: gradients of {UNITS_A_TURN} units, {held} bytes"
 
 
 def _lines(traced: ghost.Traced, size: int, memory_budget: int) -> list[str]:
-  rows = [_HEADER, *(_row(traced, group, size, memory_budget) for group in traced.groups)]
+  kept, _ = ghost.kept_groups(traced.groups, size, memory_budget)
+  rows = [_HEADER]
+  for index, group in enumerate(traced.groups):
+    rows.append(_row(traced, group, size, _held(group, size, index in kept, memory_budget)))
   used = {root for group in traced.groups for root in group.roots}
   rows += [(name, "", "unused", "0", "0") for i, name in enumerate(traced.paths) if i not in used]
   widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADER))]
@@ -68,20 +110,26 @@ def _lines(traced: ghost.Traced, size: int, memory_budget: int) -> list[str]:
   ]
 
 
+def _held(group: Group, size: int, is_kept: bool, memory_budget: int) -> tuple[int, str]:
+  """How many units' gradients or Gram matrices there are at a time, in numbers and in words."""
+  if is_kept:
+    return size, ""
+  if group.rule == "instantiate":
+    return 1, ", one unit at a time, twice"
+  return min(size, units_at_a_time(4 * group.numbers, memory_budget)), ""
+
+
 def _row(
-  traced: ghost.Traced, group: Group, size: int, memory_budget: int
+  traced: ghost.Traced, group: Group, size: int, held: tuple[int, str]
 ) -> tuple[str, str, str, str, str]:
   names = [traced.uses[i].name for i in group.uses]
   counted = [(names.count(name), name) for name in dict.fromkeys(names)]
   uses = ", ".join(f"{count} {name}" if count > 1 else name for count, name in counted)
-  rule = f"{group.rule}: {group.how}"
-  if any(name not in KNOWN for name in names):
-    rule += " (unknown primitive)"
-  held = 4 * group.numbers * size
-  if group.rule == "instantiate" and held > memory_budget:
-    rule, held = f"{rule}, one unit at a time, twice", 4 * group.numbers
+  units, words = held
+  unknown = " (unknown primitive)" if any(name not in KNOWN for name in names) else ""
+  rule = f"{group.rule}: {group.how}{unknown}{words}"
   parameters = ", ".join(traced.paths[root] for root in group.roots)
-  return parameters, uses, rule, f"{group.flops * size:,}", f"{held:,}"
+  return parameters, uses, rule, f"{group.flops * size:,}", f"{4 * group.numbers * units:,}"
 
 
 def _gradient_bytes(params: Any, size: int) -> str:

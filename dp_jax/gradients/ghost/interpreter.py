@@ -14,16 +14,9 @@ import jax.numpy as jnp
 from jax.extend import core as jex_core
 from jax.ref import AbstractRef
 
-from dp_jax.gradients.ghost.uses import Origin, UnsupportedError, Use, Value, Visitor, bind, is_real
+from dp_jax.gradients.ghost.structure import CALLS, is_known, rearranged, row_of
+from dp_jax.gradients.ghost.uses import Origin, UnsupportedError, Use, Value, Visitor, bind
 
-# Calls that are looked into. Their bodies are what they compute; a custom derivative is not.
-_INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "remat2": "jaxpr",
-            "checkpoint": "jaxpr", "core_call": "call_jaxpr"}  # fmt: skip
-# Of one operand, and equal to it but for rounding or placement.
-_IDENTITIES = ("convert_element_type", "copy", "copy_p", "name", "optimization_barrier", "reshard",
-               "sharding_constraint")  # fmt: skip
-# Rearrangements, where they keep the number of entries.
-_RESHAPES = ("reshape", "squeeze", "expand_dims", "broadcast_in_dim")
 # A longer scan that mixes parameters and data stays one equation.
 MAX_UNROLL = 128
 
@@ -63,12 +56,15 @@ def _equation(eqn: Any, inputs: list[Value], visitor: Visitor) -> list[Value]:
   if any(isinstance(var.aval, AbstractRef) for var in (*eqn.invars, *eqn.outvars)):
     # What is read from it later may have been written under another name: no use would be seen.
     raise UnsupportedError(f"the loss uses a mutable reference ({name!r})")
-  if from_params and name in _INLINED:
-    inner = eqn.params[_INLINED[name]]
+  if from_params and name in CALLS and is_known(eqn):
+    inner = eqn.params[CALLS[name]]
     closed = hasattr(inner, "consts")
     consts = [Value(c) for c in inner.consts] if closed else []
     return evaluate(inner.jaxpr if closed else inner, consts, inputs, visitor)
-  if from_params and any_data and name == "scan" and 0 < eqn.params["length"] <= MAX_UNROLL:
+  if name == "optimization_barrier" and is_known(eqn):
+    return _each(eqn, inputs)
+  short = name == "scan" and is_known(eqn) and 0 < eqn.params["length"] <= MAX_UNROLL
+  if from_params and any_data and short:
     return _scan(eqn, inputs, visitor)
   if from_params and any_data:
     _check_supported(eqn)
@@ -82,6 +78,14 @@ def _equation(eqn: Any, inputs: list[Value], visitor: Visitor) -> list[Value]:
       _derive(eqn, inputs, array, var.aval) for array, var in zip(arrays, eqn.outvars, strict=True)
     ]
   return _use(eqn, inputs, visitor)
+
+
+def _each(eqn: Any, inputs: list[Value]) -> list[Value]:
+  """A barrier: every output is one operand, whatever the others are."""
+  arrays = [v.array for v in inputs]
+  if all(array is not None for array in arrays):
+    arrays = bind(eqn, arrays)
+  return [dataclasses.replace(v, array=x) for v, x in zip(inputs, arrays, strict=True)]
 
 
 def _check_supported(eqn: Any) -> None:
@@ -117,30 +121,9 @@ def _derive(eqn: Any, inputs: list[Value], array: Any, out: Any) -> Value:
   name = eqn.primitive.name
   if not _is_inexact(out) or name == "stop_gradient":
     return Value(array)  # integers and booleans carry no gradient either: a constant
-  origins = [v.origin for v in inputs if v.origin is not None]
-  first, exact = origins[0], inputs[0].exact
-  if len(inputs) == 1 and first.structural and is_real(out):
-    shape, axes = eqn.invars[0].aval.shape, first.axes
-    if name in _IDENTITIES:
-      return Value(array, origin=first, exact=exact)
-    if name == "transpose":
-      permuted = None if axes is None else tuple(axes[i] for i in eqn.params["permutation"])
-      exact = exact.transpose(eqn.params["permutation"])
-      return Value(array, origin=dataclasses.replace(first, axes=permuted), exact=exact)
-    if name in _RESHAPES and _size(out) == _size(eqn.invars[0].aval):
-      found = dataclasses.replace(first, axes=_reshaped(shape, axes, out.shape))
-      return Value(array, origin=found, exact=exact.reshape(out.shape))
-  return Value(array, origin=Origin(frozenset().union(*(o.roots for o in origins))))
-
-
-def _reshaped(
-  shape: tuple[int, ...], axes: tuple[int | None, ...] | None, new_shape: tuple[int, ...]
-) -> tuple[int | None, ...] | None:
-  """Axes after a reshape that only adds or drops axes of size 1; None after any other."""
-  if axes is None or [d for d in shape if d != 1] != [d for d in new_shape if d != 1]:
-    return None
-  left = [axis for axis, d in zip(axes, shape, strict=True) if d != 1]
-  return tuple(None if d == 1 else left.pop(0) for d in new_shape)
+  found = rearranged(eqn, inputs[0], array)
+  roots = (v.origin.roots for v in inputs if v.origin is not None)
+  return Value(array, origin=Origin(frozenset().union(*roots))) if found is None else found
 
 
 def _scan(eqn: Any, inputs: list[Value], visitor: Visitor) -> list[Value]:
@@ -153,7 +136,7 @@ def _scan(eqn: Any, inputs: list[Value], visitor: Visitor) -> list[Value]:
   stacked: list[list[Value]] = [[] for _ in eqn.outvars[num_carry:]]
   order = range(length - 1, -1, -1) if params["reverse"] else range(length)
   for i in order:
-    args = [*consts, *carry, *(_slice(x, i) for x in xs)]
+    args = [*consts, *carry, *(row_of(x, i) for x in xs)]
     outputs = evaluate(body.jaxpr, [Value(c) for c in body.consts], args, visitor)
     carry = outputs[:num_carry]
     for column, value in zip(stacked, outputs[num_carry:], strict=True):
@@ -161,17 +144,6 @@ def _scan(eqn: Any, inputs: list[Value], visitor: Visitor) -> list[Value]:
   if params["reverse"]:
     stacked = [column[::-1] for column in stacked]
   return [*carry, *(_stack(column) for column in stacked)]
-
-
-def _slice(value: Value, i: int) -> Value:
-  array = None if value.array is None else value.array[i]
-  origin = value.origin
-  if origin is None:
-    return Value(array, value.is_data)
-  if origin.structural and origin.index is None and origin.axes and origin.axes[0] == 0:
-    origin = dataclasses.replace(origin, axes=origin.axes[1:], index=i)
-    return Value(array, origin=origin, exact=value.exact[i])
-  return Value(array, origin=Origin(origin.roots))
 
 
 def _stack(column: list[Value]) -> Value:
@@ -195,10 +167,3 @@ def _is_inexact(aval: Any) -> bool:
 
 def _is_complex(aval: Any) -> bool:
   return hasattr(aval, "dtype") and jnp.issubdtype(aval.dtype, jnp.complexfloating)
-
-
-def _size(aval: Any) -> int:
-  size = 1
-  for dimension in aval.shape:
-    size *= dimension
-  return size

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from dp_jax.gradients.ghost import canonical, rules
+from dp_jax.gradients.ghost.tokens import pairs_held
 from dp_jax.gradients.ghost.uses import Use
 
 # Primitives whose derivative in the parameter operand is known to be what the generic rule takes
@@ -27,7 +28,7 @@ class Group:
     uses: their indices.
     how: for people: "outer product", "gram", "gradient", "gram of rows", ...
     flops: operations of the norm, a unit.
-    numbers: entries that are instantiated, a unit.
+    numbers: entries that are instantiated, a unit: of gradients or Gram matrices.
   """
 
   rule: str
@@ -98,9 +99,9 @@ def _of_component(
 def _merge_instantiated(
   groups: list[Group], roots: tuple[int, ...], sizes: Sequence[int]
 ) -> list[Group]:
-  """Slices that are instantiated share one gradient of the whole parameter."""
+  """Slices that are instantiated share one gradient, which is that of the whole parameter."""
   made = [group for group in groups if group.rule == "instantiate"]
-  if len(made) < 2:
+  if not made:
     return groups
   uses = tuple(use for group in made for use in group.uses)
   numbers = sum(sizes[root] for root in roots)
@@ -121,7 +122,8 @@ def _rule(uses: Sequence[Use], roots: tuple[int, ...], members: list[int]) -> Gr
   if len(lookups) == 1 and len(chosen) == 1:
     tokens, width = _lookup_sizes(lookups[0])
     flops = 2 * tokens * tokens * width
-    return Group("lookup", roots, tuple(members), "gram of rows", flops, 0)
+    numbers = 2 * pairs_held(tokens, tokens)
+    return Group("lookup", roots, tuple(members), "gram of rows", flops, numbers)
   products = [u for u in chosen if canonical.is_dot(u)]
   if len(lookups) == 1 and len(lookups) + len(products) == len(chosen):
     return _tied(roots, members, lookups[0], products)
@@ -163,7 +165,8 @@ def _convolution(roots: tuple[int, ...], members: list[int], use: Use) -> Group:
   sizes = canonical.conv_sizes(use)
   _, tokens, inputs, outputs = sizes
   gram = min(_pixel_gram(use), tokens * tokens * inputs) + tokens * tokens * outputs
-  return _contraction_group("convolution", roots, members, sizes, gram)
+  held = canonical.conv_pixels(use) ** 2 + tokens * tokens if by_pixels(use) else None
+  return _contraction_group("convolution", roots, members, sizes, gram, held)
 
 
 def _contraction_group(
@@ -172,6 +175,7 @@ def _contraction_group(
   members: list[int],
   sizes: tuple[int, int, int, int],
   gram: int | None = None,
+  held: int | None = None,
 ) -> Group:
   blocks, tokens, inputs, outputs = sizes
   gram = tokens * tokens * (inputs + outputs) if gram is None else gram
@@ -181,7 +185,7 @@ def _contraction_group(
     how, flops = "gram", 2 * blocks * gram
   else:
     how, flops = "gradient", rules.flops("gradient", sizes)
-  numbers = {"gram": 2 * tokens * tokens, "gradient": inputs * outputs}.get(how, 0)
+  numbers = {"gram": held or 2 * tokens * tokens, "gradient": inputs * outputs}.get(how, 0)
   return Group(rule, roots, tuple(members), how, flops, blocks * numbers)
 
 
@@ -197,8 +201,11 @@ def _tied(
   tokens = sizes[1]
   lookups, width = _lookup_sizes(lookup)
   flops = 2 * (lookups * lookups * width + tokens * lookups * width)
-  flops += rules.flops("gram" if rules.gram_is_cheaper(*sizes) else "gradient", sizes)
-  return Group("tied", roots, tuple(members), "gram, both terms and cross term", flops, 0)
+  gram = rules.gram_is_cheaper(*sizes)
+  flops += rules.flops("gram" if gram else "gradient", sizes)
+  numbers = 2 * tokens * tokens if gram else sizes[2] * sizes[3]
+  numbers += 2 * pairs_held(lookups, lookups) + 2 * pairs_held(tokens, lookups)
+  return Group("tied", roots, tuple(members), "gram, both terms and cross term", flops, numbers)
 
 
 def _dot_sizes(use: Use) -> tuple[int, int, int, int]:

@@ -14,10 +14,10 @@ from dp_jax.gradients.ghost.arrays import zeroed
 from dp_jax.gradients.ghost.batch import Batch
 from dp_jax.gradients.ghost.chunks import (
   in_chunks,
-  part_of_patches,
   part_of_units,
   patch_bytes,
   sum_in_parts,
+  units_at_a_time,
 )
 from dp_jax.gradients.ghost.plan import Group
 from dp_jax.gradients.norms import scaled
@@ -81,7 +81,9 @@ class Products:
       return rules.longest_parts(c) if cheap else rules.magnitudes(c)
 
     size = self._patch_bytes or 8 * terms * terms
-    found = in_chunks(longest, self._arrays, size, patches=self._patch_bytes > 0)
+    found = in_chunks(
+      longest, self._arrays, size, self.batch.memory_budget, patches=self._patch_bytes > 0
+    )  # fmt: skip
     return rounding.unusual(jnp.where(scales != 0, found, 0.0) * scales, bound)
 
   def arranged(self, total: Compensated) -> Compensated:
@@ -142,7 +144,10 @@ class Products:
     copied = 4 * sum(x.size for x in jax.tree.leaves(self._arrays))
     units = len(self.batch.losses)
     at_once = part_of_units(units, copied, 4 * blocks * inputs * outputs)
-    return min(at_once, part_of_patches(self._patch_bytes)) if self._patch_bytes else at_once
+    if not self._patch_bytes:
+      return at_once
+    budget = self.batch.memory_budget
+    return min(at_once, units_at_a_time(self._patch_bytes, budget, patches=True))
 
   @property
   def _units_at_a_time(self) -> int:

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from dp_jax.gradients.ghost.tokens import by_tokens
 from dp_jax.gradients.norms import sum_of_squares
 
 _UNIT_ROUNDOFF = 2.0**-24
@@ -211,10 +212,15 @@ def fast_lookup_norms(lookup: Lookup) -> tuple[jax.Array, jax.Array]:
 
 
 def _lookup_squared_norms(rows: jax.Array, cot: jax.Array) -> jax.Array:
-  same = rows[:, :, None] == rows[:, None, :]
   tokens, width = cot.shape[1:]
   magnitude = jnp.sum(jnp.sqrt(_squares(cot)), axis=1)
-  total = _sum_of_pairs(jnp.where(same, _gram(cot, cot), 0.0))
+
+  def of_some(some_rows: jax.Array, some_cot: jax.Array) -> jax.Array:
+    same = some_rows[:, :, None] == rows[:, None, :]
+    return jnp.sum(jnp.where(same, _gram(some_cot, cot), 0.0), axis=2)
+
+  sums = by_tokens(of_some, (rows, cot), tokens)
+  total = jnp.sum(jax.lax.optimization_barrier(sums), axis=1)
   error = (width + 4 * tokens) * _UNIT_ROUNDOFF * jnp.square(magnitude)
   return jnp.maximum(total, 0.0) + (error if tokens > 1 else 0.0)
 
@@ -270,12 +276,17 @@ def _cross_term(
 ) -> tuple[jax.Array, jax.Array]:
   """<A, B> of lookup and product, and a bound of its rounding error."""
   rows = jnp.maximum(lookup.rows, 0)
-  columns = jnp.take_along_axis(logits, rows[:, None, :], axis=2)  # [B, T, S]
-  inner = jnp.einsum("btd,bsd->bts", x, cot, precision=_HIGHEST)
-  cross = _sum_of_pairs(columns * inner)
+
+  def of_some(some_x: jax.Array, some_logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    columns = jnp.take_along_axis(some_logits, rows[:, None, :], axis=2)  # [B, T, S]
+    sums = jnp.sum(columns * _gram(some_x, cot), axis=2)
+    return sums, jnp.max(jnp.abs(columns), axis=2, initial=0.0)
+
+  sums, largest = by_tokens(of_some, (x, logits), rows.shape[1])
+  cross = jnp.sum(jax.lax.optimization_barrier(sums), axis=1)
   tokens, width = cot.shape[1:]
   magnitude = jnp.sum(jnp.sqrt(_squares(x)), axis=1) * jnp.sum(jnp.sqrt(_squares(cot)), axis=1)
-  largest = jnp.max(jnp.abs(columns), axis=(1, 2), initial=0.0)
+  largest = jnp.max(largest, axis=1, initial=0.0)
   error = (width + 4 * tokens + 4 * x.shape[1]) * _UNIT_ROUNDOFF * magnitude * largest
   return cross, error
 

@@ -19,6 +19,7 @@ from dp_jax.gradients.ghost import (
   plan,
   products,
   rules,
+  structure,
 )
 
 
@@ -176,7 +177,9 @@ def _transpose_forgotten(patch):
 
 def _closed_over_jvp_body(patch):
   """Looks into a custom_jvp call, whose rule is not the derivative of its body."""
-  patch.setitem(interpreter._INLINED, "custom_jvp_call", "call_jaxpr")
+  known = ("call_jaxpr", "jvp_jaxpr_fun", "num_consts", "symbolic_zeros")
+  patch.setitem(structure.CALLS, "custom_jvp_call", "call_jaxpr")
+  patch.setitem(structure._PARAMETERS, "custom_jvp_call", known)
 
 
 MUTATIONS = [
