@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType
 
 from dp_jax.gradients import compensated as pairs
+from dp_jax.gradients.arguments import check_mesh, keys_per_unit, num_units
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.engines import ENGINES, ClipAux, Engine, LossFn, clipped_sum, engine_for
 from dp_jax.gradients.filling import in_blocks
@@ -30,7 +30,7 @@ PyTree = Any
 
 MEMORY_BUDGET = 2**30
 
-# Units of one backward pass, but under vmap: whole numbers of a table hold as many (ghost/lookups.py).
+# Units of one backward pass, but under vmap: the whole numbers of `ghost/lookups.py` hold as many.
 MOST_UNITS = 4096
 
 # Far below, squares of what is clipped leave the range of float32, and far above, its ratios.
@@ -48,9 +48,9 @@ class ClippedGrad:
   `exact=True`, and under `vmap`. With `compensated=True` this holds for the pair that is returned,
   the rounding included: units are clipped to clip_norm (1 - 2^-10), norms and scales round by less
   than 2^-12, and float32 sums by at most 2^-11 of clip_norm between neighbours, a bound that is
-  derived (`ghost/rounding.py`) for any units and tokens. A total that is collapsed to float32 (the default) adds the rounding of the
-  collapse, at most 2^-23 * B * clip_norm between neighbours; above about 10,000 units a step use
-  the pair.
+  derived (`ghost/rounding.py`) for any units and tokens. A total that is collapsed to float32 (the
+  default) adds the rounding of the collapse, at most 2^-23 * B * clip_norm between neighbours;
+  above about 10,000 units a step use the pair.
 
   Where the loss draws random numbers, this holds for any fixed assignment of keys to units: a unit
   that is taken out must not move the others to other keys. So with `exact=True` one key, which is
@@ -126,13 +126,13 @@ class ClippedGrad:
         shapes do not fit, or units could see each other, naming the operation.
     """
     params, units = check_params(params), jax.tree.map(jnp.asarray, units)
-    _check_mesh(params, units)
+    check_mesh(params, units)
     check_in_one_piece({"params": params, "units": units, "mask": mask, "key": key})
-    size = _num_units(units)
+    size = num_units(units)
     mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
     if mask.shape != (size,) or mask.dtype != jnp.bool_:
       raise ValueError(f"mask must be bool[{size}], got {mask.dtype}{list(mask.shape)}.")
-    keys = _keys_per_unit(key, size, self.exact)
+    keys = keys_per_unit(key, size, self.exact)
     if size == 0:
       total = pairs.zeros_like(params)
       aux = ClipAux(jnp.zeros(0, jnp.float32), jnp.zeros(0, jnp.float32))
@@ -291,47 +291,3 @@ def check_clip_norm(clip_norm: Any) -> None:
     raise ValueError(
       f"clip_norm must be a number from {_SMALLEST_CLIP} to {_LARGEST_CLIP}, got {clip_norm!r}."
     )
-
-
-def _check_mesh(params: PyTree, units: PyTree) -> None:
-  """Refuses axes under which jax wants the sharding of every operation said in the program."""
-  for name, tree in (("params", params), ("units", units)):
-    for leaf in jax.tree.leaves(tree):
-      mesh = getattr(getattr(jax.typeof(leaf), "sharding", None), "mesh", None)
-      if mesh is not None and AxisType.Explicit in mesh.axis_types:
-        raise ValueError(
-          f"{name} lie on a mesh with Explicit axes {mesh.axis_names}, which vmap over units and"
-          " slices of one unit cannot follow: make the mesh with jax.make_mesh(shape, names,"
-          " axis_types=(AxisType.Auto,) * len(names)); with_sharding_constraint in the loss then"
-          " works."
-        )
-
-
-def _num_units(units: PyTree) -> int:
-  sizes = {jnp.shape(x)[0] if jnp.ndim(x) else -1 for x in jax.tree.leaves(units)}
-  if len(sizes) != 1 or -1 in sizes:
-    raise ValueError(f"every leaf of units needs the same first axis, got sizes {sizes}.")
-  return sizes.pop()
-
-
-def _keys_per_unit(key: Any, size: int, exact: bool) -> Any:
-  if key is None:
-    return None
-  if not jnp.issubdtype(jnp.asarray(key).dtype, jax.dtypes.prng_key):
-    raise ValueError("key must be a typed key (jax.random.key or wrap_key_data) or None.")
-  if key.ndim == 0:
-    if exact:
-      raise ValueError(
-        "one key for all units is split by position, and with exact=True a unit may be taken out,"
-        " which moves later ones to other keys: pass a key array, one key a unit, made from the"
-        " step's key and the unit's own index, as by jax.vmap(jax.random.fold_in, (None, 0))."
-      )
-    return jax.random.split(key, size)
-  if key.shape != (size,):
-    raise ValueError(f"key must be one key or {size} keys, one a unit; got shape {key.shape}.")
-  if exact and jax.random.key_impl(key) == "unsafe_rbg":
-    raise ValueError(
-      "keys of the generator 'unsafe_rbg' that are made for a batch depend on the position in it,"
-      " and with exact=True a unit may be taken out: use jax.random.key(seed, impl='threefry2x32')."
-    )
-  return key
