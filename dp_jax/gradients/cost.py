@@ -4,10 +4,10 @@ import math
 from typing import Any
 
 import jax
-from jax.extend.core import jaxprs_in_params
 
 from dp_jax.gradients.ghost.engine import Traced
 from dp_jax.gradients.looped import UNITS_A_TURN
+from dp_jax.gradients.per_unit import inner_jaxprs
 
 # The norms of the ghost engine have to cost more than what a loop adds: more operations a parameter
 # than one pass over the parameters takes the time of, and this share of the gradient's own
@@ -55,7 +55,7 @@ def product_flops(jaxpr: Any) -> float:
     if name == "ragged_dot_general":
       numbers = eqn.params["ragged_dot_dimension_numbers"].dot_dimension_numbers
       total += _product_flops(eqn, numbers)
-    inner = [product_flops(j) for j in jaxprs_in_params(eqn.params)]
+    inner = [product_flops(j) for j in inner_jaxprs(eqn.params)]
     if name == "cond":
       total += max(inner, default=0.0)
     else:

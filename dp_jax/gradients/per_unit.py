@@ -43,7 +43,7 @@ _OTHER_MAPS = frozenset({
   "dce_sink", "debug_callback", "debug_print", "empty", "eval_jaxpr", "freeze", "from_edtype",
   "geqp3", "geqrf", "inspect_sharding", "layout_constraint", "lu_pivots_to_permutation", "mulhi",
   "mutable_array", "new_ref", "optimization_barrier", "ormqr", "philox2x32", "philox4x32", "pjit",
-  "platform_index", "pvary", "random_clone", "random_unwrap", "random_wrap", "remat", "remat_opt",
+  "platform_index", "pvary", "ragged_dot_general", "random_clone", "random_unwrap", "random_wrap", "remat", "remat_opt",
   "reshard", "scatter-sub", "split", "stack", "symmetric_product", "threefry4x32", "tile",
   "to_edtype", "unstack", "xla_metadata_call",
 })  # fmt: skip
@@ -183,7 +183,7 @@ def _check_no_references(jaxpr: Any) -> None:
 def _check_alone(jaxpr: Any) -> None:
   """Refuses outer axes, side effects and state."""
   for eqn, bound in _equations(jaxpr):
-    inner = any(True for _ in _jaxprs(tuple(eqn.params.values())))  # whose equations follow
+    inner = any(True for _ in inner_jaxprs(eqn.params))  # whose equations follow
     axes = set() if inner else _outer_axes(eqn, bound)
     if axes and any(part in eqn.primitive.name for part in _INSERTED):
       raise ValueError(_varying("the loss of one unit, or what it closes over, differs", axes))
@@ -244,7 +244,7 @@ def _equations(jaxpr: Any, bound: frozenset[Any] = frozenset()) -> Iterator[tupl
   for eqn in jaxpr.eqns:
     yield eqn, bound
     within = bound | (_newly_bound(eqn) if eqn.primitive.name == "shard_map" else frozenset())
-    for inner in _jaxprs(tuple(eqn.params.values())):
+    for inner in inner_jaxprs(eqn.params):
       yield from _equations(inner, within)
 
 
@@ -260,17 +260,17 @@ def _newly_bound(eqn: Any) -> frozenset[Any]:
   return frozenset(axes) - outer
 
 
-def _jaxprs(value: Any) -> Iterator[Any]:
-  """The jaxprs in a value of a parameter, which may be nested."""
+def inner_jaxprs(value: Any) -> Iterator[Any]:
+  """The jaxprs in the parameters of an equation, or in one of them, which may be nested."""
   if isinstance(value, jex_core.ClosedJaxpr):
     yield value.jaxpr
   elif isinstance(value, jex_core.Jaxpr):
     yield value
   elif isinstance(value, tuple | list):
     for each in value:
-      yield from _jaxprs(each)
+      yield from inner_jaxprs(each)
   elif isinstance(value, dict):
-    yield from _jaxprs(tuple(value.values()))
+    yield from inner_jaxprs(tuple(value.values()))
 
 
 def _outer_axes(eqn: Any, bound: frozenset[Any]) -> set[Any]:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from dp_jax.gradients.clipping import ClippedGrad
 from dp_jax.gradients.cost import loop_is_cheaper
+from dp_jax.gradients.engines import engine_for
 from dp_jax.gradients.ghost import engine as ghost
 from dp_jax.gradients.ghost.batch import Batch
 from dp_jax.gradients.ghost.chunks import units_at_a_time
@@ -15,6 +16,7 @@ from dp_jax.gradients.ghost.plan import KNOWN, Group
 from dp_jax.gradients.ghost.uses import UnsupportedError
 from dp_jax.gradients.looped import UNITS_A_TURN
 from dp_jax.gradients.parameters import check_params
+from dp_jax.gradients.per_unit import check_loss
 
 _HEADER = ("parameters", "uses", "rule", "operations", "bytes")
 
@@ -38,7 +40,8 @@ def explain(grad_fn: ClippedGrad, params: Any, units: Any, key: Any = None) -> s
     as unused.
 
   Raises:
-    ValueError: if a parameter is not real, or one unit does not fit the memory budget.
+    ValueError: as a call would: if a parameter is not real, units could see each other, or one
+      unit does not fit the memory budget.
   """
   params = check_params(params)
   total = jax.tree.leaves(units)[0].shape[0]
@@ -47,9 +50,15 @@ def explain(grad_fn: ClippedGrad, params: Any, units: Any, key: Any = None) -> s
   size = _microbatch(grad_fn, params, units, keys, total)
   if grad_fn.engine == "loop":
     return _looped(params)
+  unit = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), units)
+  no_map: list[str | None] = []
+  jax.eval_shape(
+    lambda p, u, k: no_map.append(check_loss(grad_fn.loss_fn, p, u, k)), params, unit, key
+  )
+  if engine_for(grad_fn.engine, no_map[0]) == "loop":
+    return f"{_looped(params)}, since vmap over units may mix them: {no_map[0]}"
   if grad_fn.engine == "vmap":
     return _mapped(params, size)
-  unit = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), units)
   found: list[ghost.Traced] = []
   try:
     jax.eval_shape(

@@ -4,6 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import pytest
 
 import dp_jax
 
@@ -126,3 +127,22 @@ def test_what_the_budget_keeps_is_counted_together():
   units = jax.ShapeDtypeStruct((4, 100), jnp.float32)
   text = dp_jax.explain(dp_jax.clipped_grad(loss, 1.0, memory_budget=2000), params, units)
   assert [_cells(text)[name][-1] for name in "ab"] == ["1,600", "400"]
+
+
+def test_a_loss_whose_vmap_is_not_its_map_is_shown_as_looped():
+  @jax.custom_batching.custom_vmap
+  def centred(x):
+    return x
+
+  centred.def_vmap(lambda size, batched, x: (x - jnp.mean(x, axis=0), True))
+
+  def loss(params, unit, key):
+    del key
+    return jnp.sum(centred(unit) @ params["a"])
+
+  params, units = {"a": jnp.ones((3, 2))}, jnp.ones((4, 3))
+  assert "loop: gradients of 2 units" in dp_jax.explain(
+    dp_jax.clipped_grad(loss, 1.0), params, units
+  )
+  with pytest.raises(ValueError, match="custom_vmap_call"):
+    dp_jax.explain(dp_jax.clipped_grad(loss, 1.0, engine="ghost"), params, units)
