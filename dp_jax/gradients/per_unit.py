@@ -43,7 +43,8 @@ _OTHER_MAPS = frozenset({
   "dce_sink", "debug_callback", "debug_print", "empty", "eval_jaxpr", "freeze", "from_edtype",
   "geqp3", "geqrf", "inspect_sharding", "layout_constraint", "lu_pivots_to_permutation", "mulhi",
   "mutable_array", "new_ref", "optimization_barrier", "ormqr", "philox2x32", "philox4x32", "pjit",
-  "platform_index", "pvary", "ragged_dot_general", "random_clone", "random_unwrap", "random_wrap", "remat", "remat_opt",
+  "platform_index", "pvary", "ragged_dot_general", "random_clone", "random_unwrap", "random_wrap",
+  "remat", "remat_opt",
   "reshard", "scatter-sub", "split", "stack", "symmetric_product", "threefry4x32", "tile",
   "to_edtype", "unstack", "xla_metadata_call",
 })  # fmt: skip
