@@ -155,8 +155,8 @@ def test_units_that_are_added_together_though_their_tokens_cancel_are_caught(mon
 
 
 def test_a_scatter_in_float32_is_caught(monkeypatch):
-  def scattered(lookup, scales, bound, plain=False):
-    del bound, plain
+  def scattered(lookup, scales, bound, **_):
+    del bound
     cotangent = lookup_cotangent(lookup) * scales[:, None, None]
     rows = jnp.maximum(lookup.rows, 0).reshape(-1)
     table = jnp.zeros((lookup.num_rows, cotangent.shape[-1]))
@@ -165,6 +165,57 @@ def test_a_scatter_in_float32_is_caught(monkeypatch):
   monkeypatch.setattr(lookups, "clipped_sum", scattered)
   units = _tokens_that_round_up(64, 2048)
   assert _moved(embedding, units, 63, grad_fn=_broken(embedding)) > 1.001 * CLIP_NORM
+
+
+def _tied(params, unit, key):
+  """A table of one row in use: looked up and weighed by one number, multiplied by another."""
+  del key
+  row = params[(unit[:1] > 1e9).astype(jnp.int32)][0]
+  logits = jnp.pad(unit[1:], (0, 3))[None] @ params.T
+  return row[0] * unit[0] - logits[0, 0]
+
+
+def _tied_sum(units, exact=False):
+  grad_fn = dp_jax.clipped_grad(_tied, CLIP_NORM, engine="ghost", compensated=True, exact=exact)
+  (total, error), aux = jax.jit(grad_fn)(jnp.zeros((5, 4)), jnp.asarray(units, jnp.float32))
+  return float(total[0, 0]) + float(error[0, 0]), np.asarray(aux.norms)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(
+  ("count", "unit"), [(11, (800, 800)), (2000, (500, 500)), (4096, (3, 2.1))]
+)
+def test_sums_of_a_tied_table_that_are_larger_than_their_difference(count, unit, exact):
+  """A unit may look up far more than C, if it multiplies with as much."""
+  total, norms = _tied_sum(np.full((count, 2), unit), exact)
+  assert np.all(norms < 1)
+  np.testing.assert_allclose(total, count * (unit[0] - np.float32(unit[1])), rtol=1e-5, atol=1e-5)
+
+
+def test_a_lookup_that_leaves_no_room_for_the_product_is_caught(monkeypatch):
+  monkeypatch.setattr(lookups, "_TIED", 0)
+  total, _ = _tied_sum(np.full((11, 2), 800.0))
+  assert abs(total) > 1000 * CLIP_NORM
+
+
+@pytest.mark.parametrize("count", [16, 24, 25, 60])
+def test_few_units_of_a_tied_table_whose_sums_are_large(count):
+  """The others add nothing, but their products add up to 4096, and hover there."""
+  units = np.zeros((count, 2), np.float32)
+  units[0, 1] = 0.998 * CLIPPED
+  high, low = units[0, 1], np.float32(0)
+  for unit in units[1:]:
+    step = min(800, 4096 - (float(high) + float(low)) / 2)
+    if step <= 1:
+      break
+    unit[:] = step
+    high, low = np.float32(high + unit[1]), np.float32(low + unit[1])
+  left = np.flatnonzero(units[:, 0] == 0)[1:]
+  hovering, _, _ = _hovering(high, low, len(left), 4096)
+  units[left] = hovering[:, None]
+  blank = units.copy()
+  blank[0] = 0
+  assert abs(_tied_sum(units)[0] - _tied_sum(blank)[0]) <= CLIP_NORM
 
 
 def test_two_sums_of_one_parameter_are_added_as_pairs():
@@ -204,7 +255,7 @@ def test_the_bound_is_kept_and_used(terms, nets):
       own = 2
       inside = terms * sum(nets * before + residual + own for before in range(units))
     tree = nets * (2 * units + 4 * units)
-    alone = nets * sum(range(1, rounding.ALONE + 1))
+    alone = sum(range(1, rounding.ALONE + 1)) if nets == 1 else 0
     return 2 * 2.0**-24 * (inside + tree + alone) * CLIP_NORM
 
   if units > 1:

@@ -7,8 +7,9 @@ and on shapes alone, and whole numbers are added. What a unit adds is then a fun
 wherever it stands and whatever the others are, and is at most T sqrt(D) half units from its
 gradient: below 2^-13 of the clip norm.
 
-A number is sum_i limb_i 2^(-COARSE - i fine) of C', the clip norm rounded up to a power of two. The
-first limb may wrap around while it is summed, since its last value fits; the others cannot.
+A number is sum_i limb_i 2^(-coarse - i fine) of C', the clip norm rounded up to a power of two.
+The first limb may wrap around while it is summed, since its last value fits: as many units as there
+are, of what each adds at most. The others cannot.
 """
 
 import math
@@ -21,15 +22,19 @@ from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated, two_sum
 from dp_jax.gradients.ghost.rules import Lookup, lookup_cotangent
 
-# The first limb: 2^12 C' fits (a token of a unit that is clipped to C is smaller, by the rounding
-# that norms allow for), and so do 2^12 units of C'.
+# The first limb: 2^12 C' fits. A token of a unit that is clipped to C is smaller, since tokens that
+# cancel leave the rounding that norms allow for: (D + 4 T) 2^-24 of the square of all of them.
 _COARSE = 18
+# Of a tied table only the whole gradient is at most C. What is looked up may be larger, and the
+# product take it away; norms allow for 2 (D + 8) 2^-24 of its square then, so that 2^12 C is never
+# reached.
+_TIED = 12
 # What is kept of C', at least: far smaller gradients than C keep their bits too.
 _BITS = 48
 
 
 def clipped_sum(
-  lookup: Lookup, scales: jax.Array, bound: float, plain: bool = False
+  lookup: Lookup, scales: jax.Array, bound: float, *, nets: int = 1, plain: bool = False
 ) -> Compensated:
   """The sum over units of their scaled gradients of a table.
 
@@ -37,6 +42,7 @@ def clipped_sum(
     lookup: of a batch of units.
     scales: float32[B], zero for padding.
     bound: the clip norm C of the table.
+    nets: 2 where this is one of several sums of the table, and a unit may add more than C to it.
     plain: give the nearest float32, without an error.
 
   Returns:
@@ -47,7 +53,7 @@ def clipped_sum(
   terms = jnp.where(keep != 0, lookup_cotangent(lookup), 0.0) * keep
   rows = jnp.where(lookup.rows < 0, lookup.num_rows, lookup.rows).reshape(-1)
   exponent = math.ceil(math.log2(bound))
-  coarse, fine, count = _limbs(units, rows.size, width)
+  coarse, fine, count = _limbs(units, rows.size, width, nets)
   values = terms.reshape(-1, width) * np.float32(2.0 ** (coarse - exponent))
   parts = []
   for _ in range(1 + count):
@@ -67,12 +73,15 @@ def clipped_sum(
   return jax.tree.map(lambda x: empty.at[table_rows].set(x, mode="drop"), total)
 
 
-def _limbs(units: int, tokens: int, width: int) -> tuple[int, int, int]:
+def _limbs(units: int, tokens: int, width: int, nets: int) -> tuple[int, int, int]:
   """Bits below C' of the first limb, bits of each further one, and how many of these.
+
+  The first limb of the sum must fit, below 2^31: `units` times what a unit adds.
 
   So many tokens of all units are added; each further limb of one is at most 2^(fine - 1).
   """
-  coarse = min(_COARSE, 30 - math.ceil(math.log2(max(1, units))))
+  largest = 0 if nets == 1 else _TIED
+  coarse = min(_COARSE, 30 - largest - math.ceil(math.log2(max(1, units))))
   fine = 31 - math.ceil(math.log2(max(2, tokens)))
   if fine < 1:
     raise ValueError(f"{tokens} lookups in one sum are too many: give a smaller microbatch_size.")

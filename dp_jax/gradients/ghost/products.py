@@ -61,7 +61,7 @@ class Products:
     at_once = min(self._at_once, rounding.TREE * most)
     if at_once >= units and not singly:
       return Compensated(self._tree(most, self._arrays, scales), None)
-    if at_once >= units and units <= rounding.ALONE:
+    if at_once >= units and units <= rounding.ALONE and self.nets == 1:
       function = functools.partial(self._tree, 1)
       return Compensated(sum_in_parts(function, self._arrays, scales, 1, jnp.add), None)
     return sum_in_parts(

@@ -18,8 +18,9 @@ its result, so neighbours differ by at most 2^-23 of all results together, as no
   small tree, 12 u 2^-24 C, and n units alone, n (n + 1) 2^-24 C.
 
 Where the product is one of several sums of a parameter (a tied table), its sum of a unit may be
-larger than C, up to 2 C, and a block hold 4 C of it. The bound is half of the margin of clipping,
-2^-11 C, and covers a sum over all parameters, since C does.
+larger than C: up to 2 C, and a block hold 4 C of it, where units are added together; far larger
+where they are added alone, and then always as pairs, as the several sums are. The bound is half of
+the margin of clipping, 2^-11 C, and covers a sum over all parameters, since C does.
 """
 
 import jax
@@ -50,7 +51,8 @@ def units_at_a_time(terms: int, nets: int = 1) -> int:
 def _differ(units: int, terms: int, nets: int) -> int:
   """By how much neighbours differ, in units of 2^-24 of the clip norm."""
   inside = units if terms == 1 and nets == 1 else (8 + 2 * nets) * units * terms
-  return nets * (terms * units**2 + 12 * units + ALONE * (ALONE + 1)) + inside
+  alone = ALONE * (ALONE + 1) if nets == 1 else 0
+  return nets * (terms * units**2 + 12 * units) + inside + alone
 
 
 def unusual(longest: jax.Array, bound: float) -> jax.Array:

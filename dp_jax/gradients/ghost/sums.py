@@ -116,11 +116,13 @@ class Sums:
     plain = self._is_small and not self.exact
     for group in groups:
       (root,) = group.roots
+      products = Products.of_group(self.batch, group)
       for index in group.uses:
         if canonical.is_lookup(self.batch.traced.uses[index]):
-          looked_up = self.batch.lookup(index)
-          operands[index] = lookups.clipped_sum(looked_up, scales[root], self.bounds[root], plain)
-      products = Products.of_group(self.batch, group)
+          operands[index] = lookups.clipped_sum(
+            self.batch.lookup(index), scales[root], self.bounds[root],
+            nets=1 if products is None else products.nets, plain=plain and products is None,
+          )  # fmt: skip
       if products is not None:
         total = products.total(scales[root], self.exact, singly)
         operands[products.uses[0]] = products.arranged(total)
@@ -150,8 +152,5 @@ class Sums:
       return Compensated(jnp.zeros(shape, jnp.float32), None)
     total, *others = parts
     for part in others:
-      if total.error is None and part.error is None and self._is_small:
-        total = Compensated(total.sum + part.sum, None)
-      else:
-        total = pairs.add(as_pair(total), as_pair(part))
+      total = pairs.add(as_pair(total), as_pair(part))
     return total

@@ -146,7 +146,9 @@ def _cotangent_not_scaled(patch):
 def _lookup_not_scaled(patch):
   original = lookups.clipped_sum
   patch.setattr(
-    lookups, "clipped_sum", lambda c, s, *rest: original(c, jnp.where(s != 0, 1.0, 0.0), *rest)
+    lookups,
+    "clipped_sum",
+    lambda c, s, *rest, **more: original(c, jnp.where(s != 0, 1.0, 0.0), *rest, **more),
   )
 
 
