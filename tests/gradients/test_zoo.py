@@ -193,9 +193,51 @@ def by_vmap(what: str) -> dict[str, str]:
 
 
 CUSTOM, METHOD, GENERATOR = "batching rule of its own", "vmap_method=", "the generator"
+
+
+def rearranged(params: Any, unit: Any, key: Any) -> Any:
+  """Weights in an order that their shape does not tell."""
+  del key
+  flipped = jax.lax.reshape(params["w"], (WIDTH, WIDTH), dimensions=(1, 0))
+  columns = jnp.reshape(params["w"], (WIDTH, WIDTH), order="F") + jnp.ravel(params["b"], order="F")
+  return jnp.sum(jnp.tanh(unit @ flipped) ** 2) + jnp.sum(jnp.tanh(unit @ columns))
+
+
+def one_row(params: Any, unit: Any, key: Any) -> Any:
+  """Every token looks up the same row."""
+  del key
+  rows = params["w"][jnp.int32(unit * 0) + 1]
+  return jnp.sum(jnp.tanh(rows * unit[:, None]) ** 2)
+
+
+def ragged(params: Any, unit: Any, key: Any) -> Any:
+  del key
+  stacked = jnp.stack([params["w"], 2 * params["w"]])
+  tokens = jnp.stack([unit, unit**2, -unit])
+  return jnp.sum(jnp.tanh(jax.lax.ragged_dot(tokens, stacked, jnp.array([1, 2], jnp.int32))))
+
+
+def half(dtype: Any) -> Loss:
+  """Computed in half precision, of float32 parameters."""
+
+  def loss(params: Any, unit: Any, key: Any) -> Any:
+    del key
+    low = jax.tree.map(lambda p: p.astype(dtype), params)
+    return dense(low, unit.astype(dtype)).astype(jnp.float32)
+
+  return loss
+
+
 LOSSES: dict[str, Case] = {
   "a dense layer": Case(after(lambda x: x)),
   "deep inside, harmless": Case(nested(lambda x: 2.0 * x)),
+  "weights rearranged": Case(rearranged),
+  "tokens on one row": Case(one_row),
+  "a ragged product": Case(
+    ragged, {"vmap": "cannot map", "ghost": "no rule for the primitive 'ragged_dot_general'"}
+  ),
+  "bfloat16": Case(half(jnp.bfloat16), tolerance=0.02),
+  "float16": Case(half(jnp.float16), tolerance=0.005),
   "an axis of its own": Case(after(within_records)),
   "a mesh of its own": Case(after(within_devices), by_vmap(CUSTOM)),
   "custom_vmap": Case(after(centred), by_vmap(CUSTOM)),
