@@ -10,7 +10,11 @@ cotangent in one backward pass, and from cotangents and operands follow norms an
   plan.py         chooses a rule for each parameter, from its uses
   rules.py        the rules: squared norms, and clipped sums, of one kind of use
   tokens.py       pairs of tokens of a unit, a part at a time
-  batch.py        norms and clipped sums of a batch after its backward pass
+  batch.py        norms and gradients of a batch after its backward pass
+  sums.py         the clipped sum of every parameter
+  products.py     that of matrix products and convolutions, few units at a time
+  rounding.py     how many units those are: what float32 additions round, and its bound
+  lookups.py      that of looked-up rows, in whole numbers
   engine.py       puts them together
   explain.py      the choices as a table
 

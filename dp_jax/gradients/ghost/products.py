@@ -133,7 +133,7 @@ class Products:
     """(N, terms, K, O)."""
     one = jax.tree.map(lambda x: x[:1], self._arrays)
     x, cot = jax.eval_shape(
-      lambda some: dataclasses.astuple(self._contraction(some, jnp.ones(1))), one
+      lambda some: dataclasses.astuple(self._contraction(some, jnp.ones(1, jnp.float32))), one
     )
     return *x.shape[1:], cot.shape[3]
 
