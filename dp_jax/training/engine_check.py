@@ -8,11 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import jaxprs_in_params
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.clipping import clipped_grad
 from dp_jax.gradients.engines import Engine
+from dp_jax.gradients.per_unit import inner_jaxprs
 from dp_jax.training.prepare import Run
 
 _UNITS = 3
@@ -154,7 +154,7 @@ def _coarsest(jaxpr: Any) -> float:
       dtype = getattr(var.aval, "dtype", None)
       if dtype is not None and jnp.issubdtype(dtype, jnp.floating):
         found = max(found, float(jnp.finfo(dtype).eps))
-    found = max([found, *(_coarsest(inner) for inner in jaxprs_in_params(eqn.params))])
+    found = max([found, *(_coarsest(inner) for inner in inner_jaxprs(eqn.params))])
   return found
 
 

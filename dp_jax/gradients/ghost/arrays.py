@@ -34,6 +34,14 @@ def as_pair(total: Compensated) -> Compensated:
   return pairs.of(total.sum) if total.error is None else total
 
 
+def added(parts: list[Compensated]) -> Compensated:
+  """The sum of the parts of one parameter, at least one; a single one stays as it is."""
+  total, *others = parts
+  for part in others:
+    total = pairs.add(as_pair(total), as_pair(part))
+  return total
+
+
 def rearranged(batch: "Batch", sums: dict[int, Compensated]) -> list[tuple[int, Compensated]]:
   """Sums in the layouts of the operands of uses -> (parameter, its sum in its own layout).
 
@@ -67,12 +75,7 @@ def _one_layer(batch: "Batch", sums: dict[int, Compensated]) -> list[tuple[int, 
   (total,) = pull({use: pair.sum for use, pair in sums.items()})
   if all(pair.error is None for pair in sums.values()):
     return [(root, Compensated(x, None)) for root, x in zip(roots, total, strict=True)]
-  (error,) = pull(
-    {
-      use: jnp.zeros_like(pair.sum) if pair.error is None else pair.error
-      for use, pair in sums.items()
-    }
-  )
+  (error,) = pull({use: as_pair(pair).error for use, pair in sums.items()})
   return [(root, Compensated(*pair)) for root, *pair in zip(roots, total, error, strict=True)]
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.ghost import canonical, lookups, rounding
-from dp_jax.gradients.ghost.arrays import Parts, as_pair, clipped, rearranged
+from dp_jax.gradients.ghost.arrays import Parts, added, as_pair, clipped, rearranged
 from dp_jax.gradients.ghost.batch import Batch
 from dp_jax.gradients.ghost.plan import Group
 from dp_jax.gradients.ghost.products import Products
@@ -72,7 +72,11 @@ class Sums:
       parts[root].append(pair)
     for root, pair in self._of_ghosts(ghosts, scales).items():
       parts[root].append(pair)
-    return [self._added(some, p.shape) for some, p in zip(parts, self.batch.params, strict=True)]
+    # A parameter that is never used has no part.
+    return [
+      added(some) if some else Compensated(jnp.zeros(p.shape, jnp.float32), None)
+      for some, p in zip(parts, self.batch.params, strict=True)
+    ]
 
   def _by_unit(self, group: Group, scales: list[jax.Array], norms: list[jax.Array]) -> Compensated:
     """Their clipped sum, made one unit at a time."""
@@ -129,7 +133,7 @@ class Sums:
     parts: dict[int, list[Compensated]] = {}
     for root, pair in rearranged(self.batch, operands):
       parts.setdefault(root, []).append(pair)
-    return {root: self._added(some, ()) for root, some in parts.items()}
+    return {root: added(some) for root, some in parts.items()}
 
   def _alone(self, groups: Sequence[Group], scales: list[jax.Array]) -> jax.Array | None:
     """bool[B], which units must not be added together with others; None if all may."""
@@ -145,12 +149,3 @@ class Sums:
   def _is_small(self) -> bool:
     """Whether the batch has so few units that their sums may be added without pairs."""
     return len(self.batch.losses) <= rounding.ALONE
-
-  def _added(self, parts: list[Compensated], shape: tuple[int, ...]) -> Compensated:
-    """The sum of the parts of one parameter; one that is never used has none."""
-    if not parts:
-      return Compensated(jnp.zeros(shape, jnp.float32), None)
-    total, *others = parts
-    for part in others:
-      total = pairs.add(as_pair(total), as_pair(part))
-    return total
