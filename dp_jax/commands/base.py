@@ -52,6 +52,28 @@ def config_of(values: flags.FlagValues, kind: Any = None) -> Any:
   return (kind or Config).from_dict(content)
 
 
+def define_ledger(values: flags.FlagValues) -> None:
+  """Flags of the ledger of several runs on the same data."""
+  flags.DEFINE_string(
+    "ledger", None, "file that keeps the budget of several runs on the same data",
+    flag_values=values,
+  )  # fmt: skip
+  flags.DEFINE_float("ledger_epsilon", None, "budget of a new --ledger", flag_values=values)
+  flags.DEFINE_float("ledger_delta", None, "budget of a new --ledger", flag_values=values)
+
+
+def ledger_budget(values: flags.FlagValues, config: Any) -> Any:
+  """The budget of a new ledger, for the unit and adjacency of this run; None if not given."""
+  from dp_jax.privacy.spec import PrivacySpec
+
+  epsilon, delta = values["ledger_epsilon"].value, values["ledger_delta"].value
+  if epsilon is None and delta is None:
+    return None
+  if epsilon is None or delta is None:
+    raise ValueError("--ledger_epsilon and --ledger_delta go together.")
+  return PrivacySpec(epsilon, delta, config.privacy.unit, config.privacy.adjacency)
+
+
 def define_hosts(values: flags.FlagValues) -> None:
   """Flags of a run of several processes, one a host."""
   flags.DEFINE_bool(

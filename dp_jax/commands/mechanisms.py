@@ -53,18 +53,20 @@ def _calibrate(values: flags.FlagValues, arguments: list[str]) -> int:
     given["epsilon"], given["delta"], adjacency=given["adjacency"], accountant=given["accountant"]
   )
   mechanism = calibrate(spec, _sampling(values), given["steps"])
-  return _print_mechanism(values, mechanism, given["delta"])
+  return _print_mechanism(values, mechanism, given["delta"], mechanism.steps)
 
 
 def _epsilon(values: flags.FlagValues, arguments: list[str]) -> int:
   from dp_jax.privacy.mechanism import Mechanism
 
   given = _needed(values, arguments, "noise_multiplier", "delta", "steps")
+  steps = int(given["steps"])
   mechanism = Mechanism(
-    _sampling(values), given["noise_multiplier"], given["steps"],
+    # What has not begun has released nothing, and is a plan of one step for this question.
+    _sampling(values), given["noise_multiplier"], 1 if steps == 0 else steps,
     adjacency=given["adjacency"], accountant=given["accountant"],
   )  # fmt: skip
-  return _print_mechanism(values, mechanism, given["delta"])
+  return _print_mechanism(values, mechanism, given["delta"], steps)
 
 
 def _needed(values: flags.FlagValues, arguments: list[str], *needed: str) -> dict[str, Any]:
@@ -104,15 +106,15 @@ def _sampling(values: flags.FlagValues) -> Any:
   return sampling_from_dict({"name": name, **{wanted[flag]: given[flag] for flag in wanted}})
 
 
-def _print_mechanism(values: flags.FlagValues, mechanism: Any, delta: float) -> int:
-  accounted = _account(mechanism, delta)
+def _print_mechanism(values: flags.FlagValues, mechanism: Any, delta: float, steps: int) -> int:
+  accounted = _account(mechanism, delta, steps)
   result = {
     "noise_multiplier": mechanism.noise_multiplier,
     "epsilon": accounted.epsilon,
     "delta": delta,
     "sampling": mechanism.sampling.name,
     "sampling_rate": mechanism.sampling.sampling_rate,
-    "steps": mechanism.steps,
+    "steps": steps,
     "accountant": accounted.accountant,
     "adjacency": mechanism.adjacency,
   }
@@ -125,17 +127,17 @@ def _print_mechanism(values: flags.FlagValues, mechanism: Any, delta: float) -> 
   return 0
 
 
-def _account(mechanism: Any, delta: float) -> Any:
+def _account(mechanism: Any, delta: float, steps: int) -> Any:
   """Epsilon at delta; of exact Gaussian noise, with a warning, where the sampler's range shows."""
   from dp_jax.privacy.tails import SamplerTailError
 
   try:
-    return mechanism.account(delta)
+    return mechanism.account(delta, steps)
   except SamplerTailError as error:
     _log.warning(
       "warning: this figure is for exact Gaussian noise and no run can state it: %s", error
     )
-    return mechanism.account(delta, sampler_tails=False)
+    return mechanism.account(delta, steps, sampler_tails=False)
 
 
 def _define_plan(values: flags.FlagValues) -> None:

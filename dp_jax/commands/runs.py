@@ -11,7 +11,9 @@ from dp_jax.commands.base import (
   config_of,
   define_config,
   define_hosts,
+  define_ledger,
   join_hosts,
+  ledger_budget,
   one_argument,
 )
 
@@ -23,12 +25,7 @@ def _define_train(values: flags.FlagValues) -> None:
     "test_key_file", None, "secret key of 64 hex digits, mode 0600; the run is then not private",
     flag_values=values,
   )  # fmt: skip
-  flags.DEFINE_string(
-    "ledger", None, "file that keeps the budget of several runs on the same data",
-    flag_values=values,
-  )  # fmt: skip
-  flags.DEFINE_float("ledger_epsilon", None, "budget of a new --ledger", flag_values=values)
-  flags.DEFINE_float("ledger_delta", None, "budget of a new --ledger", flag_values=values)
+  define_ledger(values)
   flags.DEFINE_bool("json", False, "last line: one JSON object", flag_values=values)
   define_hosts(values)
 
@@ -46,7 +43,7 @@ def _train(values: flags.FlagValues, arguments: list[str]) -> int:
     Path(values["workdir"].value),
     test_key_file=_path(values, "test_key_file"),
     ledger_file=_path(values, "ledger"),
-    ledger_budget=_budget(values, config),
+    ledger_budget=ledger_budget(values, config),
   )
   if is_first():
     print(result.summary())
@@ -58,18 +55,6 @@ def _train(values: flags.FlagValues, arguments: list[str]) -> int:
 def _path(values: flags.FlagValues, name: str) -> Path | None:
   value = values[name].value
   return None if value is None else Path(str(value))
-
-
-def _budget(values: flags.FlagValues, config: Any) -> Any:
-  """The budget of a new ledger, for the unit and adjacency of this run; None if not given."""
-  from dp_jax.privacy.spec import PrivacySpec
-
-  epsilon, delta = values["ledger_epsilon"].value, values["ledger_delta"].value
-  if epsilon is None and delta is None:
-    return None
-  if epsilon is None or delta is None:
-    raise ValueError("--ledger_epsilon and --ledger_delta go together.")
-  return PrivacySpec(epsilon, delta, config.privacy.unit, config.privacy.adjacency)
 
 
 def _no_flags(values: flags.FlagValues) -> None:

@@ -5,7 +5,13 @@ from pathlib import Path
 
 from absl import flags
 
-from dp_jax.commands.base import Command, config_of, define_config
+from dp_jax.commands.base import (
+  Command,
+  config_of,
+  define_config,
+  define_ledger,
+  ledger_budget,
+)
 
 
 def _define(values: flags.FlagValues) -> None:
@@ -17,6 +23,7 @@ def _define(values: flags.FlagValues) -> None:
     "groups", [], "columns of data.groups, or class; all of data.groups if left out",
     flag_values=values,
   )  # fmt: skip
+  define_ledger(values)
   flags.DEFINE_bool("json", False, "print one JSON object", flag_values=values)
 
 
@@ -27,12 +34,15 @@ def _sweep(values: flags.FlagValues, arguments: list[str]) -> int:
   if arguments or not values["workdir"].value:
     raise ValueError(f"give --workdir=DIR and no arguments (got {arguments}).")
   seeds, groups = values["seeds"].value, values["groups"].value or []
+  config = config_of(values)
   outcome = sweep(
-    config_of(values),
+    config,
     Path(values["workdir"].value),
     _epsilons(values["epsilons"].value),
     1 if seeds is None else int(seeds),
     [name for name in groups if name],
+    ledger_file=Path(values["ledger"].value) if values["ledger"].value else None,
+    ledger_budget=ledger_budget(values, config),
   )
   shown = {"written_to": str(outcome.path)}
   if values["json"].value:

@@ -9,24 +9,36 @@ evidence of tampering, not a protection against it.
 import contextlib
 import copy
 import fcntl
-import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import IO, Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import IO
 
 from dp_jax.privacy import accounting, composition, tuning
+from dp_jax.privacy.ledger_entries import (
+  GENESIS,
+  Entry,
+  FinishedElsewhereError,
+  budget_fields,
+  check_unfinished,
+  check_unit,
+  checked,
+  entry_hash,
+  finished,
+  release_of,
+  stored_budget,
+  unit_of,
+)
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.privacy.tuning import Selection
 
-Entry = dict[str, Any]
-
-_GENESIS = "0" * 64
-_BUDGET_FIELDS = ("epsilon", "delta", "unit", "adjacency")
 # Lets a run spend the last of a budget that it was calibrated to.
 _ROUNDING = 1e-9
+
+
+__all__ = ["BudgetError", "Entry", "FinishedElsewhereError", "Ledger", "entry_hash"]
 
 
 class BudgetError(ValueError):
@@ -62,14 +74,14 @@ class Ledger:
   def from_list(cls, entries: Sequence[Entry]) -> "Ledger":
     """Builds a ledger in memory from what `to_list` returned, checking its chain."""
     ledger = cls()
-    ledger._entries = _checked(copy.deepcopy(list(entries)), "the list")
-    ledger._budget = _stored_budget(ledger._entries)
+    ledger._entries = checked(copy.deepcopy(list(entries)), "the list")
+    ledger._budget = stored_budget(ledger._entries)
     return ledger
 
   @property
   def head(self) -> str:
     """The hash of the last entry, 64 hexadecimal digits; zeros if there is none."""
-    return self._entries[-1]["hash"] if self._entries else _GENESIS
+    return self._entries[-1]["hash"] if self._entries else GENESIS
 
   @property
   def count(self) -> int:
@@ -82,9 +94,20 @@ class Ledger:
     return self._budget
 
   @property
+  def units(self) -> tuple[str | None, ...]:
+    """What each of `releases` protects; None where an earlier version did not say."""
+    found = (each for each in self._entries if each["kind"] == "release")
+    return tuple(unit_of(each, self._budget) for each in found)
+
+  @property
   def releases(self) -> tuple[composition.Release, ...]:
     """What has been reserved, whole."""
-    return tuple(_release(each) for each in self._entries if each["kind"] == "release")
+    return tuple(release_of(each) for each in self._entries if each["kind"] == "release")
+
+  def of_runs(self, runs: Collection[str]) -> list[composition.Release]:
+    """What these runs have reserved."""
+    entered = (each for each in self._entries if each["kind"] == "release")
+    return [release_of(each) for each in entered if each["run"] in runs]
 
   def to_list(self) -> list[Entry]:
     """Returns copies of the entries, as JSON values."""
@@ -95,6 +118,7 @@ class Ledger:
     mechanism: Mechanism,
     purpose: str,
     *,
+    unit: str,
     run: str | None = None,
     selection: Selection | None = None,
   ) -> Entry:
@@ -103,6 +127,8 @@ class Ledger:
     Args:
       mechanism: what will release.
       purpose: "training", "evaluation", "tuning", "solver" or another word for it.
+      unit: what one guarantee protects, as `PrivacySpec.unit` names it. Noise for each record says
+        little about a person of many, so all entries of a ledger have one unit.
       run: names the run, so that a resumed one does not pay twice: if its entry for
         this purpose is there and equal, that is returned.
       selection: set if the best of a random number of runs is released.
@@ -112,19 +138,22 @@ class Ledger:
 
     Raises:
       BudgetError: if the budget would be overdrawn; nothing is entered then.
-      ValueError: if the same run reserved something else, the adjacency differs from
-        that of the other entries, or the file is damaged.
+      ValueError: if the same run reserved something else, unit or adjacency differ from those of
+        the other entries, or the file is damaged.
     """
-    return self.reserve_all({purpose: mechanism}, run=run, selection=selection)[0]
+    return self.reserve_all({purpose: mechanism}, unit=unit, run=run, selection=selection)[0]
 
   def reserve_all(
     self,
     mechanisms: Mapping[str, Mechanism],
     *,
+    unit: str,
     run: str | None = None,
     selection: Selection | None = None,
   ) -> list[Entry]:
     """Enters several releases, by purpose, all of them or none; otherwise like `reserve`."""
+    if not isinstance(unit, str) or not unit:
+      raise ValueError(f"unit is {unit!r}; say what is protected, 'record' or the column of people")
     contents = []
     for purpose, mechanism in mechanisms.items():
       if not isinstance(purpose, str) or not purpose:
@@ -135,17 +164,47 @@ class Ledger:
         {
           "kind": "release",
           "purpose": purpose,
+          "unit": unit,
           "run": run,
           "mechanism": mechanism.to_dict(),
           "selection": None if selection is None else selection.to_dict(),
         }
       )
-    if self.path is None:
-      return self._reserve(contents, None)
-    self.path.parent.mkdir(parents=True, exist_ok=True)
-    with self._locked() as file:
-      self._load(file)
+    with self._current() as file:
       return self._reserve(contents, file)
+
+  def finish(self, run: str, token: str) -> None:
+    """Notes that a run is about to release what it reserved, once.
+
+    Copies of a run's folder have its key and its reservation, but make releases of their own: the
+    first that comes here is the one that was paid for.
+
+    Args:
+      run: as it reserved.
+      token: of the folder that finishes, drawn by it and kept there; the same one may come again.
+
+    Raises:
+      FinishedElsewhereError: if another token finished this run.
+      ValueError: if the run has reserved nothing, or the file is damaged.
+    """
+    with self._current() as file:
+      check_unfinished(self._entries, run, token)
+      if not self.has(run):
+        raise ValueError(f"run {run!r} has reserved nothing in this ledger")
+      if finished(self._entries, run) is None:
+        self._append({"kind": "finished", "run": run, "token": token}, file)
+
+  def check_unfinished(self, run: str, token: str | None) -> None:
+    """Refuses a run that was finished under another token than this one.
+
+    Raises:
+      FinishedElsewhereError: if it was.
+    """
+    check_unfinished(self._entries, run, token)
+
+  def has(self, run: str) -> bool:
+    """Whether a run has reserved anything."""
+    return any(each["kind"] == "release" and each["run"] == run for each in self._entries)
 
   def account(self, delta: float, step: int | None = None) -> accounting.Accounted:
     """Returns the epsilon of everything that was reserved.
@@ -177,7 +236,7 @@ class Ledger:
     """
     if count > self.count:
       raise ValueError(f"the ledger has {self.count} entries, but had {count}: it was cut off")
-    found = self._entries[count - 1]["hash"] if count else _GENESIS
+    found = self._entries[count - 1]["hash"] if count else GENESIS
     if found != head:
       raise ValueError(
         f"entry {count} of the ledger has hash {found}, not {head}: it was rewritten"
@@ -187,9 +246,10 @@ class Ledger:
     entered = [self._entered(content) for content in contents]
     new = [content for content, entry in zip(contents, entered, strict=True) if entry is None]
     if new:
-      self._check_budget([*self.releases, *map(_release, new)], len(new))
+      check_unit(contents[0]["unit"], self._entries, self._budget)
+      self._check_budget([*self.releases, *map(release_of, new)], len(new))
       if not self._entries and self._budget is not None:
-        self._append({"kind": "budget", **_budget_fields(self._budget)}, file)
+        self._append({"kind": "budget", **budget_fields(self._budget)}, file)
     return [
       self._append(content, file) if entry is None else copy.deepcopy(entry)
       for content, entry in zip(contents, entered, strict=True)
@@ -198,9 +258,12 @@ class Ledger:
   def _entered(self, content: Entry) -> Entry | None:
     """The entry that the same run has made for the same purpose, or None."""
     for entry in self._entries:
+      if entry["kind"] != "release":
+        continue
       same = content["run"] is not None and entry.get("run") == content["run"]
       if same and entry["purpose"] == content["purpose"]:
-        if all(entry[key] == value for key, value in content.items()):
+        # An entry of an earlier version does not say its unit.
+        if all(entry.get(key, value) == value for key, value in content.items()):
           return entry
         raise ValueError(
           f"run {content['run']!r} has already reserved another mechanism for"
@@ -241,6 +304,17 @@ class Ledger:
     return copy.deepcopy(entry)
 
   @contextlib.contextmanager
+  def _current(self) -> Iterator[IO[str] | None]:
+    """Holds the file, whose entries are now those of this ledger; None for one in memory."""
+    if self.path is None:
+      yield None
+      return
+    self.path.parent.mkdir(parents=True, exist_ok=True)
+    with self._locked() as file:
+      self._load(file)
+      yield file
+
+  @contextlib.contextmanager
   def _locked(self) -> Iterator[IO[str]]:
     assert self.path is not None
     with open(self.path, "a+", encoding="utf-8") as file:
@@ -259,55 +333,16 @@ class Ledger:
       entries = [json.loads(line) for line in text.splitlines()]
     except json.JSONDecodeError as error:
       raise ValueError(f"ledger {self.path} is not one JSON entry a line ({error})") from error
-    entries = _checked(entries, f"ledger {self.path}")
+    entries = checked(entries, f"ledger {self.path}")
     before, self._entries = self._entries, entries
     if before:
       self.check(before[-1]["hash"], len(before))
-    stored = _stored_budget(entries)
+    stored = stored_budget(entries)
     if stored is not None:
-      if self._budget is not None and _budget_fields(self._budget) != _budget_fields(stored):
+      if self._budget is not None and budget_fields(self._budget) != budget_fields(stored):
         raise ValueError(
-          f"ledger {self.path} has the budget {_budget_fields(stored)}; give that one or none"
+          f"ledger {self.path} has the budget {budget_fields(stored)}; give that one or none"
         )
       self._budget = stored
     elif entries and self._budget is not None:
       raise ValueError(f"ledger {self.path} was made without a budget; give none, or a new file")
-
-
-def entry_hash(entry: Entry) -> str:
-  """Returns the SHA-256 of an entry's canonical JSON, its own "hash" left out."""
-  content = {key: value for key, value in entry.items() if key != "hash"}
-  text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
-  return hashlib.sha256(text.encode("utf-8")).hexdigest()
-
-
-def _checked(entries: list[Entry], what: str) -> list[Entry]:
-  previous = _GENESIS
-  for index, entry in enumerate(entries):
-    if not isinstance(entry, dict) or entry.get("index") != index:
-      raise ValueError(f"{what}: entry {index} is missing or out of order")
-    if entry.get("previous") != previous or entry.get("hash") != entry_hash(entry):
-      raise ValueError(f"{what}: entry {index} does not match its hash; it was changed")
-    if entry.get("kind") != "release" and not (index == 0 and entry.get("kind") == "budget"):
-      raise ValueError(f"{what}: entry {index} is neither a release nor a first entry's budget")
-    previous = entry["hash"]
-  return entries
-
-
-def _release(entry: Entry) -> composition.Release:
-  selection = entry["selection"]
-  return composition.Release(
-    Mechanism.from_dict(entry["mechanism"]),
-    None,
-    None if selection is None else Selection.from_dict(selection),
-  )
-
-
-def _stored_budget(entries: list[Entry]) -> PrivacySpec | None:
-  if not entries or entries[0]["kind"] != "budget":
-    return None
-  return PrivacySpec(**{key: entries[0][key] for key in _BUDGET_FIELDS})
-
-
-def _budget_fields(spec: PrivacySpec) -> dict[str, Any]:
-  return {key: getattr(spec, key) for key in _BUDGET_FIELDS}

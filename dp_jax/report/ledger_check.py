@@ -83,6 +83,7 @@ def problems(mechanism: Mechanism, record: Mapping[str, Any]) -> Iterator[str]:
   except (ValueError, TypeError, KeyError) as error:
     yield f"releases: {error}"
     return
+  yield from _unit_problems(ledger, record["unit"])
   if stated["head"] != ledger.head:
     yield f"ledger.head is {stated['head']}, but {ledger.head} in the chain"
   if stated["count"] != ledger.count:
@@ -112,6 +113,15 @@ def budget_problems(ledger: Ledger, unit: str) -> Iterator[str]:
   spent = ledger.epsilon(budget.delta)
   if not ledger.within_budget(spent):
     yield f"releases: they spend epsilon {spent}, over the ledger's budget of {budget.epsilon}"
+
+
+def _unit_problems(ledger: Ledger, unit: str) -> Iterator[str]:
+  """Whether all releases protect what the record says: else what they spend does not add up."""
+  for index, each in enumerate(ledger.units):
+    if each is None:
+      yield f"releases: release {index} does not say what it protects"
+    elif each != unit:
+      yield f"releases: release {index} is for each {each!r}, the record for each {unit!r}"
 
 
 def _holds(ledger: Ledger, mechanism: Mechanism, parts: Parts) -> bool:

@@ -99,6 +99,6 @@ def solve(
     )
   mechanisms = plan(method, spec, data.num_units if secret else None)
   ledger = Ledger() if ledger is None else ledger
-  ledger.reserve_all(mechanisms)
+  ledger.reserve_all(mechanisms, unit=spec.unit)
   head = method.solve(data, Releases(mechanisms, key or MasterKey.from_os()))
   return Solution(head, mechanisms, ledger)

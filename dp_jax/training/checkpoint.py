@@ -23,6 +23,8 @@ from dp_jax.training.step import TrainState
 from dp_jax.training.workdir import compare
 
 BEST = "best"
+# Keys on their way out; orbax does not take the name for that of a checkpoint.
+_REMOVED = ".removed_keys_"
 # Of these metrics less is better.
 _LOWER = ("loss", "calibration_error", "perplexity")
 
@@ -225,9 +227,16 @@ class Checkpoints:
     try:
       items = self._manager.restore(step, args=ocp.args.Composite(**wanted))
       key = MasterKey(bytes.fromhex(items["keys"]["secret"])) if has_key else None
+      return TrainState(**items["state"]), key
+    except Exception as error:
+      if not has_key or step < self._fingerprint["mechanism"]["steps"]:
+        raise _Damaged(type(error).__name__) from error
+    # After the last step the key is only to be deleted, and half of it may be gone already.
+    try:
+      args = ocp.args.Composite(state=wanted["state"])
+      return TrainState(**self._manager.restore(step, args=args)["state"]), None
     except Exception as error:
       raise _Damaged(type(error).__name__) from error
-    return TrainState(**items["state"]), key
 
   def _forget_best_after(self, step: int) -> None:
     """Of steps that are about to be repeated: elsewhere they would have other noise."""
@@ -280,6 +289,9 @@ def delete_keys(path: Path) -> None:
   Whoever holds it and the released parameters could take the noise away again. The file is
   removed, not overwritten: what the disk keeps of removed files is beyond this program.
   """
+  # Each is moved away whole before it is removed: half of a key could not be read.
   for keys in path.glob("*/keys"):
+    keys.rename(path / f"{_REMOVED}{keys.parent.name}")
+  for removed in path.glob(f"{_REMOVED}*"):
     with contextlib.suppress(FileNotFoundError):
-      shutil.rmtree(keys)
+      shutil.rmtree(removed)

@@ -67,7 +67,7 @@ def release_accuracy(
   mechanism = calibrate(spec, FullBatch(), steps=1)
   ledger = Ledger(ledger_file)
   # A name of its own for each call: fresh noise is another release.
-  ledger.reserve(mechanism, "evaluation", run=secrets.token_hex(16))
+  ledger.reserve(mechanism, "evaluation", unit=unit, run=secrets.token_hex(16))
   accuracy = noised_share(shares(table), num_units, mechanism, MasterKey.from_os())
   accounted = mechanism.epsilon(delta)
   result = {

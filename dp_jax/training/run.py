@@ -19,7 +19,7 @@ from dp_jax.report.atomic import write_text
 from dp_jax.report.html import render_report
 from dp_jax.report.statement import PLAIN_STATEMENT, statement
 from dp_jax.training.agreement import agree_on_run, check_shared
-from dp_jax.training.budget import reserve
+from dp_jax.training.budget import finish, reserve
 from dp_jax.training.checkpoint import Checkpoints, delete_keys
 from dp_jax.training.config import Config
 from dp_jax.training.distributed import (
@@ -149,8 +149,11 @@ def train(
       # Before anything is released: with a key, the noise could be taken away.
       on_first(lambda: delete_keys(folder.checkpoints))
       with stopping_all():
+        on_first(lambda: finish(folder, ledger, ledger_file))
         _complete(run, folder, state, released, begun.test_key, ledger, start)
-    return Result(**from_first(json.loads(folder.result.read_text()) if is_first() else None))
+    # The folder may have been moved since.
+    done = from_first(json.loads(folder.result.read_text()) if is_first() else None)
+    return Result(**{**done, "workdir": str(folder.path)})
 
 
 def _solve(

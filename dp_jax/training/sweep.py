@@ -16,6 +16,7 @@ from dp_jax.privacy import tuning
 from dp_jax.privacy.composition import Release, account_releases
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.mechanism import Mechanism
+from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report import formatting
 from dp_jax.report.atomic import write_bytes, write_text
 from dp_jax.report.sweep_page import Row, SweepTable, panels, sweep_markdown, sweep_page
@@ -30,6 +31,8 @@ from dp_jax.training.workdir import WorkDir, compare
 _log = logging.getLogger(__name__)
 
 _PLAIN = "plain"
+# Of all runs of a sweep, in its folder.
+LEDGER = "ledger.jsonl"
 # Point estimates alone are taken from a run; what varies here is the seed.
 _RESAMPLES = 2
 
@@ -71,12 +74,15 @@ def sweep(
   seeds: int,
   groups: Sequence[str] = (),
   *,
+  ledger_file: Path | None = None,
+  ledger_budget: PrivacySpec | None = None,
   progress: bool = True,
 ) -> Sweep:
   """Trains every (epsilon, seed) and, for each seed, the same without privacy.
 
   A run that is complete is kept; one that was stopped goes on. The seed changes the initial model;
-  sampling and noise are fresh in every run.
+  sampling and noise are fresh in every run. All runs are entered in one ledger, so that each
+  statement counts the runs before it.
 
   Args:
     config: of all runs; its epsilon and seed are replaced, seeds count up from its own.
@@ -85,10 +91,14 @@ def sweep(
     epsilons: the targets, positive and distinct.
     seeds: how many of each target.
     groups: columns whose gaps to show; by default data.groups, or the classes.
+    ledger_file: a ledger that this sweep shares with other runs on the same data; None keeps
+      `ledger.jsonl` in the folder of the sweep.
+    ledger_budget: what all runs of that ledger may spend together; given when it is new.
     progress: whether to show progress on standard error.
 
   Raises:
-    ValueError: for anything that cannot be run, before any training.
+    ValueError: for anything that cannot be run, before any training; or if the budget of the ledger
+      does not allow the next run.
     Stopped: on SIGTERM; the same call goes on.
   """
   columns = tuple(groups) or config.data.groups or (CLASS,)
@@ -99,8 +109,13 @@ def sweep(
       _log.info("%s: complete, kept (%d of %d)", each.label, i + 1, len(planned))
     else:
       label = f"{each.label} ({i + 1} of {len(planned)})"
-      train(each.config, each.folder.path, progress=progress, label=label)
-  table = _collect(config, workdir, planned, mechanisms, columns)
+      own = each.folder.ledger.exists()  # begun by a version that kept one for each run
+      train(
+        each.config, each.folder.path, progress=progress, label=label,
+        ledger_file=None if own else ledger_file or workdir / LEDGER,
+        ledger_budget=None if own else ledger_budget,
+      )  # fmt: skip
+  table = _collect(config, workdir, planned, mechanisms, columns, ledger_file or workdir / LEDGER)
   return Sweep(table.private, _write(workdir, table), table)
 
 
@@ -174,11 +189,12 @@ def _collect(
   planned: Sequence[_Planned],
   mechanisms: dict[float, Mechanism],
   columns: Sequence[str],
+  ledger: Path,
 ) -> SweepTable:
   declared, delta = config.data.declared, config.privacy.delta
   assert delta is not None  # else no mechanism could have been made
   private = declared != "public"
-  releases = _releases(workdir)
+  releases = _releases(workdir, ledger)
   total, accountant = _total(releases, delta)
   rows = []
   targets: list[float | None] = [*sorted(mechanisms), None]
@@ -212,10 +228,15 @@ def _figures(each: _Planned, columns: Sequence[str], private: bool) -> tuple[flo
   return accuracy, gaps
 
 
-def _releases(workdir: Path) -> list[Release]:
+def _releases(workdir: Path, shared: Path) -> list[Release]:
   """Whatever private runs the folder holds, those of earlier sweeps and unfinished ones too."""
-  paths = sorted(workdir.glob("*/seed_*/ledger.jsonl"))
-  return [release for path in paths for release in Ledger(path).releases]
+  own = [Ledger(path) for path in sorted(workdir.glob("*/seed_*/ledger.jsonl"))]
+  notes = workdir.glob("*/seed_*/private/ledger_identity.json")
+  runs = {str(json.loads(path.read_text())["run"]) for path in notes}
+  return [
+    *(release for ledger in own for release in ledger.releases),
+    *(Ledger(shared).of_runs(runs) if shared.exists() else ()),
+  ]
 
 
 def _total(releases: Sequence[Release], delta: float) -> tuple[float | None, str]:

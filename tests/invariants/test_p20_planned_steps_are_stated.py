@@ -52,7 +52,7 @@ def test_the_planned_epsilon_holds():
 
 def test_what_is_stated_is_the_plan():
   ledger = Ledger()
-  ledger.reserve(MECHANISM, "training")
+  ledger.reserve(MECHANISM, "training", unit="record")
   # Whatever step a run reached, its account is that of the plan unless steps are asked for.
   assert ledger.epsilon(DELTA) == MECHANISM.account(DELTA).epsilon
   assert ledger.epsilon(DELTA) > ledger.epsilon(DELTA, step=50)
@@ -61,16 +61,16 @@ def test_what_is_stated_is_the_plan():
 def test_a_restart_or_an_evaluation_never_lowers_it(tmp_path):
   path = tmp_path / "ledger.jsonl"
   first = Ledger(path)
-  first.reserve(MECHANISM, "training", run="a")
+  first.reserve(MECHANISM, "training", run="a", unit="record")
   spent = first.epsilon(DELTA)
   resumed = Ledger(path)
-  resumed.reserve(MECHANISM, "training", run="a")
+  resumed.reserve(MECHANISM, "training", run="a", unit="record")
   assert resumed.epsilon(DELTA) == spent
   # Started anew, with other noise, the data has paid twice.
-  resumed.reserve(MECHANISM, "training", run="b")
+  resumed.reserve(MECHANISM, "training", run="b", unit="record")
   twice = resumed.epsilon(DELTA)
   assert twice > spent
   # So has it for a checkpoint chosen by a private metric: that is a release.
-  resumed.reserve(Mechanism(FullBatch(), 50.0, 10), "evaluation", run="b")
+  resumed.reserve(Mechanism(FullBatch(), 50.0, 10), "evaluation", run="b", unit="record")
   assert resumed.epsilon(DELTA) > twice
   assert not hasattr(resumed, "release") and not hasattr(resumed, "refund")

@@ -127,13 +127,15 @@ def test_a_ledger_takes_all_parts_or_none(tmp_path):
   spec = PrivacySpec(1.0, 1e-5)
   mechanisms = {p.purpose: m for p, m in zip(PARTS, calibrate_parts(spec, PARTS), strict=True)}
   ledger = Ledger(tmp_path / "ledger.jsonl", dataclasses.replace(spec, epsilon=1.2))
-  entries = ledger.reserve_all(mechanisms, run="first")
+  entries = ledger.reserve_all(mechanisms, run="first", unit="record")
   assert [entry["purpose"] for entry in entries] == list(mechanisms)
-  assert ledger.reserve_all(mechanisms, run="first") == entries  # a resumed run pays once
+  assert (
+    ledger.reserve_all(mechanisms, run="first", unit="record") == entries
+  )  # a resumed run pays once
   assert ledger.epsilon(1e-5) <= 1.0
   before = ledger.to_list()
   with pytest.raises(BudgetError, match="over the ledger's budget"):
-    ledger.reserve_all(mechanisms, run="second")
+    ledger.reserve_all(mechanisms, run="second", unit="record")
   assert Ledger(tmp_path / "ledger.jsonl").to_list() == before
 
 
@@ -142,9 +144,9 @@ def test_a_crash_between_entries_is_made_good(tmp_path):
   mechanisms = {p.purpose: m for p, m in zip(PARTS, calibrate_parts(spec, PARTS), strict=True)}
   path = tmp_path / "ledger.jsonl"
   whole = Ledger(path)
-  whole.reserve_all(mechanisms, run="run")
+  whole.reserve_all(mechanisms, run="run", unit="record")
   lines = path.read_text().splitlines(keepends=True)
   path.write_text("".join(lines[:2]))
   again = Ledger(path)
-  again.reserve_all(mechanisms, run="run")
+  again.reserve_all(mechanisms, run="run", unit="record")
   assert again.to_list() == whole.to_list()

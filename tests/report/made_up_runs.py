@@ -56,7 +56,7 @@ def make_facts(**changes: Any) -> privacy_json.ReleaseFacts:
     return privacy_json.ReleaseFacts(**(_COMMON | {"spec": spec, "num_units": num_units} | changes))
   mechanism = _calibrate(spec, sampling, steps)
   ledger = Ledger()
-  ledger.reserve(mechanism, "training")
+  ledger.reserve(mechanism, "training", unit=spec.unit)
   arguments: dict[str, Any] = {
     "spec": spec,
     "mechanism": mechanism,
@@ -99,7 +99,7 @@ def row_record_text(name: str) -> str:
   )  # fmt: skip
   spec = privacy.PrivacySpec(mechanism.epsilon(1e-5), 1e-5, "scan", run.adjacency)
   ledger = Ledger()
-  ledger.reserve(mechanism, "training")
+  ledger.reserve(mechanism, "training", unit="scan")
   facts = make_facts(
     spec=spec,
     mechanism=mechanism,

@@ -165,7 +165,7 @@ def test_less_noise_is_found_even_where_everything_else_was_made_to_fit(release,
     honest.mechanism, noise_multiplier=honest.mechanism.noise_multiplier * 0.99
   )
   ledger = Ledger()
-  ledger.reserve(weaker, "training")
+  ledger.reserve(weaker, "training", unit=record["unit"])
   forged = copy.deepcopy(record)
   forged["mechanism"] = weaker.to_dict()
   forged["noise_multiplier"] = weaker.noise_multiplier
@@ -197,7 +197,7 @@ def test_absurd_mechanisms_are_rejected_without_an_exception(tmp_path, steps):
   record = row_record("poisson")
   mechanism = privacy.Mechanism(privacy.Poisson(0.25), 2.0, steps, 1.5)
   ledger = Ledger()
-  ledger.reserve(mechanism, "training")
+  ledger.reserve(mechanism, "training", unit=record["unit"])
   record |= {"mechanism": mechanism.to_dict(), "steps": steps, "releases": ledger.to_list()}
   record["ledger"] |= {"head": ledger.head}
   write_release(tmp_path / "release", record)
@@ -218,8 +218,8 @@ def test_a_rewritten_ledger_is_found(release, record):
 def test_other_releases_on_the_same_data_are_added(tmp_path, facts):
   honest = facts()
   ledger = Ledger()
-  ledger.reserve(honest.mechanism, "training", run="first")
-  ledger.reserve(honest.mechanism, "training", run="second")
+  ledger.reserve(honest.mechanism, "training", run="first", unit=honest.spec.unit)
+  ledger.reserve(honest.mechanism, "training", run="second", unit=honest.spec.unit)
   record = privacy_json.privacy_record(dataclasses.replace(honest, ledger_entries=ledger.to_list()))
   assert record["ledger"]["epsilon"] > 1.2 * record["epsilon"]
   assert "With all 2 releases" in record["statement"]

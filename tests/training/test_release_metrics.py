@@ -70,7 +70,7 @@ def test_a_budget_that_is_spent_releases_nothing(run, tmp_path, capsys):
   folder, config = run
   path = tmp_path / "budget.jsonl"
   mechanism = calibrate(PrivacySpec(4.0, 1e-6, "person"), FullBatch(), steps=1)
-  Ledger(path, PrivacySpec(5.0, 1e-6, "person")).reserve(mechanism, "evaluation")
+  Ledger(path, PrivacySpec(5.0, 1e-6, "person")).reserve(mechanism, "evaluation", unit="person")
   before = (folder / "run" / "released_metrics.jsonl").read_bytes()
   assert _evaluate(folder, config, *_flags(path)) == 2
   out, err = capsys.readouterr()

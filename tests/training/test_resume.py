@@ -1,6 +1,8 @@
 """A killed run goes on bit for bit; a changed one is refused."""
 
+import itertools
 import json
+import os
 import shutil
 import time
 
@@ -11,6 +13,7 @@ from support import STEPS, key_file, lines, small_config
 
 from dp_jax.training import keys as keys_module
 from dp_jax.training import loop
+from dp_jax.training.checkpoint import delete_keys
 from dp_jax.training.keys import environment
 from dp_jax.training.run import train
 
@@ -192,6 +195,52 @@ def test_keys_are_gone_before_anything_is_released(copy, tmp_path, monkeypatch):
       train(small_config(), copy, test_key_file=key_file(tmp_path), progress=False)
   assert not list((copy / "checkpoints").glob("*/keys"))
   assert train(small_config(), copy, progress=False).statement.startswith("Not private")
+
+
+@pytest.mark.parametrize("kill_at", range(4))
+def test_a_run_killed_while_its_keys_are_deleted_goes_on(undisturbed, copy, kill_at, monkeypatch):
+  """Half of a key may be gone: what is saved of the last step is read all the same."""
+  calls = itertools.count()
+
+  def killed(name):
+    original = getattr(os, name)
+
+    def call(*args, **kwargs):
+      if next(calls) == kill_at:
+        raise KeyboardInterrupt
+      return original(*args, **kwargs)
+
+    return call
+
+  def delete(path):
+    with pytest.MonkeyPatch.context() as patch:
+      for name in ("unlink", "rmdir", "rename"):
+        patch.setattr(os, name, killed(name))
+      delete_keys(path)
+
+  with monkeypatch.context() as patch:
+    patch.setattr("dp_jax.training.run.delete_keys", delete)
+    with pytest.raises(KeyboardInterrupt):
+      train(small_config(), copy, progress=False)
+  train(small_config(), copy, progress=False)
+  assert (copy / STATE).read_bytes() == (undisturbed / STATE).read_bytes()
+  assert not list((copy / "checkpoints").rglob("*keys*"))
+
+
+def test_half_of_a_key_after_the_last_step_is_no_damage(undisturbed, copy, monkeypatch):
+  """As a version left it that removed keys in place."""
+
+  def half(path):
+    for keys in path.glob("*/keys"):
+      (keys / "metadata").unlink()
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr("dp_jax.training.run.delete_keys", half)
+    with pytest.raises(KeyboardInterrupt):
+      train(small_config(), copy, progress=False)
+  train(small_config(), copy, progress=False)
+  assert (copy / STATE).read_bytes() == (undisturbed / STATE).read_bytes()
 
 
 def test_a_run_killed_while_it_completes_goes_on(undisturbed, copy, tmp_path, monkeypatch):

@@ -47,7 +47,6 @@ class MadeUpTraining:
     self.trained = []
 
   def __call__(self, config, path, **rest):
-    del rest
     self.trained.append("/".join(path.parts[-2:]))
     (path / "private").mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps({"config": config.to_dict()}))
@@ -58,7 +57,10 @@ class MadeUpTraining:
     (path / "predictions.npz").write_bytes(table.to_bytes())
     if config.privacy.enabled:
       _, mechanism = make_mechanism(config, 160)
-      Ledger(path / "ledger.jsonl").reserve(mechanism, "training", run=str(path))
+      ledger = Ledger(rest["ledger_file"], rest["ledger_budget"])
+      ledger.reserve(mechanism, "training", unit="record", run=str(path))
+      note = path / "private" / "ledger_identity.json"
+      note.write_text(json.dumps({"ledger": str(ledger.path), "run": str(path)}))
     (path / "private" / "result.json").write_text("{}")
 
 
@@ -99,10 +101,9 @@ def test_each_target_and_seed_is_a_run_and_the_table_has_them(done):
     assert row.gaps["ward"].value == pytest.approx(np.mean(gaps), abs=1e-6)
 
 
-def test_the_total_is_the_composition_of_all_ledgers(done):
+def test_the_total_is_the_composition_of_the_ledger_of_all_runs(done):
   folder, _, outcome = done
-  ledgers = [Ledger(path) for path in sorted((folder / "runs").glob("*/*/ledger.jsonl"))]
-  releases = [release for ledger in ledgers for release in ledger.releases]
+  releases = Ledger(folder / "runs" / "ledger.jsonl").releases
   assert len(releases) == outcome.table.private_runs == 4
   assert outcome.table.total == account_releases(releases, 1e-3).epsilon
   # The broken variant: one run's epsilon for the whole sweep.
@@ -151,7 +152,7 @@ def test_private_data_only_the_path_is_shown(tmp_path, capfd):
     assert (json.loads(out) if flag else out.strip()) == ({"written_to": path} if flag else path)
     assert "accuracy" not in err
   top = sorted(p.name for p in (tmp_path / "runs").iterdir())
-  assert top == ["epsilon_2", "plain", "private"]
+  assert top == ["epsilon_2", "ledger.jsonl", "plain", "private"]
   private = tmp_path / "runs" / "private"
   for each in (private, *private.iterdir()):
     assert each.stat().st_mode & 0o077 == 0, each
