@@ -18,7 +18,7 @@ def get_config() -> ConfigDict:
   config.model.head_init_std = None  # the head comes with the weights
   config.model.trainable = "^head"
   config.privacy.clip_norm = 0.25
-  config.privacy.hyperparameter_selection = (
+  config.facts.hyperparameter_selection = (
     "Chosen among about sixty settings by accuracy on other splits of the same scans, and the"
     " rendering of the public digits by accuracy on training scans, neither of which this guarantee"
     " covers"

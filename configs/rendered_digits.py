@@ -13,14 +13,14 @@ from configs.digits import get_config as digits
 def get_config() -> ConfigDict:
   """The model of configs/digits.py, four passes over 60,000 rendered digits."""
   config = digits()
-  config.data.source = "rendered_digits"
+  config.data.source = config.facts.source = "rendered_digits"
   config.data.num_records = 60_000
   config.privacy.enabled = False
   config.privacy.epsilon = None
   config.privacy.delta = None
   config.privacy.sampling_rate = None
   config.privacy.expected_batch_size = 128.0
-  config.privacy.hyperparameter_selection = None
+  config.facts.hyperparameter_selection = None
   config.train.steps = None
   config.train.epochs = 4.0
   config.train.optimizer = "adam"

@@ -14,7 +14,9 @@ from typing import NoReturn
 from absl import flags
 from absl import logging as absl_logging
 
-from dp_jax.commands import comparison, features, mechanisms, runs, sweep
+from dp_jax.commands import comparison, features, mechanisms, overrides, runs, sweep
+from dp_jax.training.config import Config
+from dp_jax.training.features_config import FeaturesConfig
 from dp_jax.training.stopping import Stopped
 
 _TRACEBACK = "DP_JAX_TRACEBACK"
@@ -60,6 +62,8 @@ def _run(name: str, argv: list[str]) -> int:
   values = flags.FlagValues()
   flags.DEFINE_bool("help", False, "show this help", short_name="h", flag_values=values)
   command.define(values)
+  if "config" in values:
+    argv = overrides.rewrite(argv, (Config, FeaturesConfig))
   arguments = _parse(values, name, argv)
   if values["help"].value:
     print(f"dp-jax {name} {command.usage}\n\n{command.summary}\n{values.get_help()}")

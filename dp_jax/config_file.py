@@ -1,13 +1,15 @@
 """Config files: a `ml_collections.ConfigDict` with every key of a run, for files and flags."""
 
+import dataclasses
 import types
 import typing
-from typing import Any
+from typing import Any, Literal
 
 from ml_collections import config_dict
 
 from dp_jax.training.config import Config
 from dp_jax.training.features_config import FeaturesConfig
+from dp_jax.training.sections import LEFT_OUT
 
 
 def base_features_config() -> config_dict.ConfigDict:
@@ -26,8 +28,9 @@ def base_config() -> config_dict.ConfigDict:
 
 def _section(section: Any) -> config_dict.ConfigDict:
   result = config_dict.ConfigDict()
+  left_out = {each.name for each in dataclasses.fields(section) if each.metadata.get(LEFT_OUT)}
   for name, hint in typing.get_type_hints(type(section)).items():
-    value = getattr(section, name)
+    value = None if name in left_out else getattr(section, name)
     if hasattr(value, "__dataclass_fields__"):
       result[name] = _section(value)
     elif value is None:
@@ -38,5 +41,9 @@ def _section(section: Any) -> config_dict.ConfigDict:
 
 
 def _placeholder_type(hint: Any) -> type:
-  (inner,) = (arg for arg in typing.get_args(hint) if arg is not types.NoneType)
-  return typing.get_origin(inner) or inner
+  if typing.get_origin(hint) is Literal:
+    return str
+  if typing.get_origin(hint) in (types.UnionType, typing.Union):
+    (inner,) = (arg for arg in typing.get_args(hint) if arg is not types.NoneType)
+    return _placeholder_type(inner)
+  return typing.get_origin(hint) or hint

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
+from dp_jax.commands.overrides import UNSET, unset
+
 
 class Command(NamedTuple):
   """A command of the command line.
@@ -35,8 +37,15 @@ def define_config(values: flags.FlagValues) -> None:
   from ml_collections import config_flags
 
   config_flags.DEFINE_config_file(
-    "config", None, "config file; --config.a.b=value overrides a key", flag_values=values
+    "config",
+    None,
+    "config file; --config.a.b=value overrides a key, --config.a.b=none unsets it",
+    flag_values=values,
   )
+  flags.DEFINE_multi_string(
+    UNSET, [], "a key, section.name, that is unset: what --config.section.name=none becomes",
+    flag_values=values,
+  )  # fmt: skip
 
 
 def config_of(values: flags.FlagValues, kind: Any = None) -> Any:
@@ -49,6 +58,7 @@ def config_of(values: flags.FlagValues, kind: Any = None) -> Any:
     content = values["config"].value.to_dict()
   except OSError as error:  # ml_collections keeps the failure to load until the first use
     raise ValueError(f"cannot load the config file: {str(error).splitlines()[-1]}") from error
+  unset(content, values[UNSET].value or [])
   return (kind or Config).from_dict(content)
 
 

@@ -273,11 +273,12 @@ def sensitivity(clip_norm: float, adjacency: str) -> float:
   """L2 sensitivity of a sum over units of vectors that are at most `clip_norm` long.
 
   Raises:
-    ValueError: if the adjacency is not one of the three.
+    ValueError: if the adjacency is not one of the three, or clip_norm is out of range.
   """
   factors = {"zero_out": 1.0, "add_or_remove_one": 1.0, "replace_one": 2.0}
   if adjacency not in factors:
     raise ValueError(f"adjacency {adjacency!r} is not one of {', '.join(factors)}.")
+  check_clip_norm(clip_norm)
   return factors[adjacency] * clip_norm
 
 

@@ -21,6 +21,7 @@ from dp_jax.gradients.optax_guards import (
   check_wrappers,
   shapes_of,
 )
+from dp_jax.gradients.options import is_number
 
 PyTree = Any
 
@@ -74,7 +75,7 @@ def check_stddev(stddev: Any) -> None:
   Raises:
     ValueError: naming the value and the range.
   """
-  if not isinstance(stddev, int | float) or not 1e-25 <= stddev <= 1e25:
+  if not is_number(stddev) or not 1e-25 <= stddev <= 1e25:
     raise ValueError(
       "stddev (noise_multiplier x clip_norm) must be a number between 1e-25 and 1e25, got"
       f" {stddev!r}."
@@ -117,6 +118,7 @@ def gaussian_noise(stddev: float, key: jax.Array) -> optax.GradientTransformatio
   """
   check_injected()
   check_stddev(stddev)
+  stddev = float(stddev)
   _check_key(key)
   seen = ShapesSeen()
 

@@ -64,6 +64,7 @@ from dp_jax.gradients.optax_guards import (
   shapes_of,
 )
 from dp_jax.gradients.optimizers import make_optimizer
+from dp_jax.gradients.options import is_number
 from dp_jax.gradients.styles import make_rule
 
 PyTree = Any
@@ -228,16 +229,17 @@ def _noised_mean(
 ) -> optax.GradientTransformation:
   """Noise on the sum, then the public divisor."""
   noise = gaussian_noise(stddev, key)
-  if not isinstance(expected_batch_size, int | float) or not 0 < expected_batch_size < math.inf:
+  if not is_number(expected_batch_size) or not 0 < expected_batch_size < math.inf:
     raise ValueError(
       "expected_batch_size is the public divisor, a positive number that does not depend on the"
       f" batch; got {expected_batch_size!r}."
     )
+  divisor = float(expected_batch_size)
 
   def update(
     updates: PyTree, state: NoiseState, params: PyTree = None
   ) -> tuple[PyTree, NoiseState]:
     noised, state = noise.update(updates, state, params)
-    return jax.tree.map(lambda x: x / expected_batch_size, noised), state
+    return jax.tree.map(lambda x: x / divisor, noised), state
 
   return optax.GradientTransformation(noise.init, update)

@@ -18,9 +18,8 @@ Record = Mapping[str, Any]
 NOT_PRIVATE = "not private: fixed seed"
 
 PLAIN_STATEMENT = (
-  "This model was trained without differential privacy: no gradient was clipped and no noise was "
-  "added. Its parameters may reveal single training records, and nothing here limits what an "
-  "attacker learns from them."
+  "This model was trained without differential privacy: no noise was added. Its parameters may "
+  "reveal single training records, and nothing here limits what an attacker learns from them."
 )
 
 _NEIGHBOURS = {

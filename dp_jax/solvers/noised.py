@@ -26,10 +26,13 @@ class Releases:
     mechanisms: by purpose.
     key: the master key. The key of a release is a hash of it, its purpose and its step; it is given
       out once, since the same noise on two sums would show their difference.
+    noised: False adds no noise and gives no guarantee: for the same head without privacy, whose
+      other settings are still in units of the noise that was planned.
   """
 
   mechanisms: Mapping[str, Mechanism]
   key: MasterKey
+  noised: bool = True
   _claimed: set[tuple[str, int]] = dataclasses.field(
     default_factory=set, init=False, repr=False, compare=False
   )
@@ -49,7 +52,7 @@ class Releases:
       step: which of the planned steps this is; each is released once.
     """
     mechanism, key = self._claim(purpose, step)
-    return _add_noise(total, mechanism.stddev, key)
+    return self._answer(total, mechanism.stddev, key)
 
   def symmetric(self, purpose: str, total: Compensated, step: int = 0) -> np.ndarray:
     """A symmetric matrix, or a stack of them, with symmetric noise.
@@ -80,7 +83,8 @@ class Releases:
       if not len(i):
         continue
       part = Compensated(total.sum[..., i, j], total.error[..., i, j])
-      values = np.asarray(_add_noise(part, stddev, jax.random.fold_in(key, index)), np.float64)
+      answer = self._answer(part, stddev, jax.random.fold_in(key, index))
+      values = np.asarray(answer, np.float64)
       noised[..., i, j] = values
       noised[..., j, i] = values
     return noised
@@ -90,6 +94,11 @@ class Releases:
     high = np.float32(value)
     pair = Compensated(jnp.asarray(high), jnp.asarray(np.float32(value - float(high))))
     return float(self.vector(purpose, pair, step))
+
+  def _answer(self, total: Compensated, stddev: float, key: jax.Array) -> Any:
+    if self.noised:
+      return _add_noise(total, stddev, key)
+    return jax.tree.map(lambda s, e: s + e, total.sum, total.error)
 
   def _claim(self, purpose: str, step: int) -> tuple[Mechanism, jax.Array]:
     """The mechanism of a planned release, and the key of its noise, for the one time it is made.

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from dp_jax.gradients.clipping import MEMORY_BUDGET
 from dp_jax.privacy.spec import AccountantName, Adjacency
 from dp_jax.training.data_config import DataConfig, data_checks
+from dp_jax.training.facts import FactsConfig
 from dp_jax.training.sections import from_mapping, plain
 from dp_jax.training.solver_config import SolverConfig, solver_checks
 
@@ -162,6 +163,7 @@ class Config:
   """A run.
 
   Attributes:
+    facts: what is true of one data set, and not of others that this configuration is used for.
     mesh: how the devices share the work, "data:4,fsdp:2": units are spread over all of them, and
       parameters cut along fsdp. -1 stands for the devices that are left. It changes no result but
       by rounding.
@@ -175,6 +177,7 @@ class Config:
   solver: SolverConfig = dataclasses.field(default_factory=SolverConfig)
   eval: EvalConfig = dataclasses.field(default_factory=EvalConfig)
   checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
+  facts: FactsConfig = dataclasses.field(default_factory=FactsConfig)
   mesh: str = "data:-1"
   seed: int = 0
 
@@ -185,13 +188,18 @@ class Config:
     Raises:
       ValueError: for an unknown key, a value of the wrong type or out of range; names the key.
     """
-    config = from_mapping(cls, values, "config")
+    config = _with_facts(from_mapping(cls, values, "config"), values)
     _check(config)
     return config
 
   def to_dict(self) -> dict[str, Any]:
-    """Nested dictionaries, with lists for tuples, as they are read back from JSON."""
-    return plain(dataclasses.asdict(self))
+    """Nested dictionaries, with lists for tuples, as they are read back from JSON.
+
+    Facts are left out: where they hold, they stand in the sections that they are about.
+    """
+    content = plain(dataclasses.asdict(self))
+    del content["facts"]
+    return content
 
   @property
   def max_records_per_unit(self) -> int:
@@ -199,6 +207,18 @@ class Config:
     default = 1 if self.privacy.unit == "record" else DEFAULT_RECORDS_PER_UNIT
     declared = self.data.max_records_per_unit
     return default if declared is None else declared
+
+
+def _with_facts(config: Config, given: Mapping[str, Any]) -> Config:
+  """The facts of the configuration in their places, where nothing else was given for these."""
+  facts, data, privacy = config.facts, config.data, config.privacy
+  if given.get("data", {}).get("declared") is None:
+    data = dataclasses.replace(data, declared=facts.declared_of(data))
+  chosen = privacy.hyperparameter_selection
+  if chosen is None and facts.hyperparameter_selection is not None and facts.hold(data):
+    chosen = facts.hyperparameter_selection
+  privacy = dataclasses.replace(privacy, hyperparameter_selection=chosen)
+  return dataclasses.replace(config, data=data, privacy=privacy, facts=FactsConfig())
 
 
 def _at_least_one(value: Any) -> bool:
@@ -215,7 +235,10 @@ def _check(config: Config) -> None:
   """Ranges that the types do not say. What privacy must satisfy is checked by dp_jax.privacy."""
   train, positive = config.train, "must be at least 1"
   if (train.steps is None) == (train.epochs is None):
-    raise ValueError("set exactly one of train.steps and train.epochs.")
+    raise ValueError(
+      f"train.steps={train.steps} and train.epochs={train.epochs}: set exactly one of them; what a"
+      " file sets is unset by --config.train.steps=none."
+    )
   checks = [
     (train.steps is None or train.steps >= 1, "train.steps", train.steps, positive),
     (train.epochs is None or train.epochs > 0, "train.epochs", train.epochs, "must be positive"),

@@ -6,6 +6,7 @@ from typing import Any, Literal
 from dp_jax.data.source import Interpolation, ResizePolicy
 from dp_jax.data.table_spec import Blank, Uncertain
 from dp_jax.data.views import Augment
+from dp_jax.training.sections import LEFT_OUT
 
 Declared = Literal["private", "public"]
 _TABLE_KEYS = (
@@ -24,7 +25,8 @@ class DataConfig:
     source: digits, rendered_digits, npz, npy, folder, csv, hf or tfds:NAME.
     path: the file or folder of the source, where it has one.
     train_split, eval_split: names of the splits.
-    declared: "private" (nothing un-noised leaves private/) or "public" (a benchmark).
+    declared: "private" (nothing un-noised leaves private/) or "public" (a benchmark). Left out, it
+      is private, or what `facts` say of these very data.
     input_shape, num_classes, value_range: what a well-formed record looks like. Where left out,
       they come from the format of the source and are listed as treated as public.
     resize: how encoded images are brought to input_shape: centre_crop, stretch or none.
@@ -64,7 +66,7 @@ class DataConfig:
   path: str | None = None
   train_split: str = "train"
   eval_split: str = "test"
-  declared: Declared = "private"
+  declared: Declared = dataclasses.field(default="private", metadata={LEFT_OUT: True})
   input_shape: tuple[int, ...] | None = None
   num_classes: int | None = None
   value_range: tuple[float, ...] | None = None

@@ -175,6 +175,8 @@ def prepare(config: Config) -> Run:
     privacy, mechanism = make_mechanism(config, loader.num_units)
   else:
     privacy, mechanism = make_spec(config), joint(tuple(solving.mechanisms.values()))
+    if not config.privacy.enabled:
+      privacy, mechanism = None, dataclasses.replace(mechanism, noise_multiplier=0.0)
   divisor = mechanism.expected_batch_size(loader.num_units)
   warnings = (
     *_warnings(privacy, mechanism, divisor), *split_warnings(config, source, eval_source)

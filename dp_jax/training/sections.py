@@ -3,10 +3,14 @@
 import dataclasses
 import difflib
 import math
+import numbers
 import types
 import typing
 from collections.abc import Mapping
 from typing import Any, Literal
+
+# Metadata of a field: None leaves it out, though it is never None itself.
+LEFT_OUT = "left_out"
 
 
 def plain(value: Any) -> Any:
@@ -33,7 +37,14 @@ def from_mapping(cls: Any, values: Mapping[str, Any], where: str) -> Any:
       close = difflib.get_close_matches(key, hints, 1)
       hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(hints)}."
       raise ValueError(f"unknown key {where}.{key}{hint}")
-  return cls(**{k: _convert(hints[k], v, f"{where}.{k}") for k, v in values.items()})
+  left_out = {each.name for each in dataclasses.fields(cls) if each.metadata.get(LEFT_OUT)}
+  return cls(
+    **{
+      k: _convert(hints[k], v, f"{where}.{k}")
+      for k, v in values.items()
+      if not (v is None and k in left_out)
+    }
+  )
 
 
 def _convert(hint: Any, value: Any, where: str) -> Any:
@@ -43,7 +54,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
       raise ValueError(f"{where} must be a section, got {value!r}.")
     return from_mapping(hint, value, where)
   origin, args = typing.get_origin(hint), typing.get_args(hint)
-  if origin is types.UnionType:
+  if origin in (types.UnionType, typing.Union):
     if value is None:
       return None
     (hint,) = (arg for arg in args if arg is not types.NoneType)
@@ -60,12 +71,13 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
 
 
 def _convert_scalar(hint: type, value: Any, where: str) -> Any:
-  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  # Numbers of numpy are numbers; True and False are none.
+  is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
   if hint is float and is_number:
     if not math.isfinite(value):
       raise ValueError(f"{where} must be finite, got {value!r}.")
     return float(value)
-  if hint is int and is_number and value == int(value):
+  if hint is int and is_number and math.isfinite(value) and value == int(value):
     return int(value)
   if hint in (bool, str) and isinstance(value, hint):
     return value

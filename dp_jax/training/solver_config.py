@@ -125,8 +125,9 @@ def _run_checks(solver: SolverConfig, config: Any) -> list[Check]:
   )  # fmt: skip
   steps = train.steps or 0
   return [
-    (privacy.enabled, "privacy.enabled", privacy.enabled,
-     "has no solver: set solver.method to none, to train feature_head without privacy"),
+    (privacy.enabled or None not in (privacy.epsilon, privacy.delta), "privacy.epsilon",
+     privacy.epsilon, "and privacy.delta must be set for a solver without privacy too: its other"
+     " settings are in units of the noise that they would need"),
     (privacy.sampling == "full_batch", "privacy.sampling", privacy.sampling,
      "must be full_batch: a solver's statistics are over all units"),
     (privacy.clipping == "flat", "privacy.clipping", privacy.clipping, "must be flat for a solver"),

@@ -35,10 +35,12 @@ class Solving:
   Attributes:
     method: the solver.
     mechanisms: what it releases, by purpose.
+    noised: whether there is noise on it; without, there is no guarantee.
   """
 
   method: Method
   mechanisms: Mapping[str, Mechanism]
+  noised: bool = True
 
   def model_sizes(self) -> dict[str, object]:
     """The sizes of the feature_head that the method fits."""
@@ -102,7 +104,7 @@ def make_solving(
   mechanisms = plan(method, spec, declared)
   for mechanism in mechanisms.values():
     check_stddev(mechanism.stddev)
-  return Solving(method, mechanisms)
+  return Solving(method, mechanisms, config.privacy.enabled)
 
 
 def solve_state(
@@ -127,7 +129,7 @@ def solve_state(
 
   num_features = state.params["head.kernel"].shape[0]
   data = FeatureData(shards, num_features, num_classes, num_units, declared=True)
-  head = solving.method.solve(data, Releases(solving.mechanisms, key))
+  head = solving.method.solve(data, Releases(solving.mechanisms, key, solving.noised))
   arrays = head.arrays()
   return TrainState(state.step + 1, arrays, state.opt_state, jax.tree.map(jnp.array, arrays))
 

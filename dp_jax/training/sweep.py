@@ -155,7 +155,8 @@ def _config(config: Config, epsilon: float | None, seed: int) -> Config:
   values = config.to_dict()
   values["seed"] = seed
   values["privacy"]["enabled"] = epsilon is not None
-  values["privacy"]["epsilon"] = epsilon
+  if epsilon is not None or config.solver.method == "none":  # a solver plans by it all the same
+    values["privacy"]["epsilon"] = epsilon
   return Config.from_dict(values)
 
 

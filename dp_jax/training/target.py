@@ -14,7 +14,7 @@ from dp_jax.privacy.sampling import (
   TruncatedPoisson,
 )
 from dp_jax.privacy.spec import PrivacySpec
-from dp_jax.training.config import Config
+from dp_jax.training.config import Config, PrivacyConfig
 
 
 def make_mechanism(config: Config, num_units: int) -> tuple[PrivacySpec | None, Mechanism]:
@@ -34,6 +34,8 @@ def make_mechanism(config: Config, num_units: int) -> tuple[PrivacySpec | None, 
       " be derived from it: declare both privacy.sampling_rate and privacy.expected_batch_size,"
       " or use zero_out."
     )
+  if declared and privacy.adjacency != "add_or_remove_one":
+    raise ValueError(_two_sizes(privacy))
   divisor = privacy.expected_batch_size if declared else None
   sampling = _sampling(config, num_units)
   steps = config.train.steps
@@ -48,6 +50,22 @@ def make_mechanism(config: Config, num_units: int) -> tuple[PrivacySpec | None, 
   mechanism = calibrate(spec, sampling, steps, privacy.clip_norm, divisor)
   check_stddev(mechanism.stddev)
   return spec, mechanism
+
+
+def _two_sizes(privacy: PrivacyConfig) -> str:
+  """What to say where the divisor would be another number than the units that a step draws."""
+  size, adjacency = privacy.expected_batch_size, privacy.adjacency
+  if privacy.sampling_rate is None:
+    return (
+      f"privacy.expected_batch_size={size} has no meaning under sampling {privacy.sampling!r}: each"
+      f" step takes all units, whose number is public under {adjacency}. Leave it out"
+      " (--config.privacy.expected_batch_size=none)."
+    )
+  return (
+    f"privacy.sampling_rate={privacy.sampling_rate} and privacy.expected_batch_size={size} both say"
+    f" how many units a step draws, where {adjacency} makes their number public: set one of them;"
+    " --config.privacy.sampling_rate=none unsets what a file sets."
+  )
 
 
 def make_spec(config: Config) -> PrivacySpec:

@@ -276,7 +276,7 @@ def test_bad_features_change_nothing_else_and_are_not_told(tmp_path):
   ("changes", "message"),
   [
     ({"privacy": {"sampling": "poisson", "sampling_rate": 0.1}}, "must be full_batch"),
-    ({"privacy": {"enabled": False}}, "privacy.enabled"),
+    ({"privacy": {"enabled": False, "epsilon": None}}, "privacy.epsilon"),
     ({"privacy": {"expected_batch_size": 100.0}}, "expected_batch_size"),
     ({"privacy": {"adjacency": "add_or_remove_one"}}, "expected_batch_size"),
     ({"privacy": {"accountant": "rdp"}}, "'rdp'"),
@@ -362,3 +362,19 @@ def test_the_loop_trains_the_same_model_without_privacy(tmp_path):
   result = train(Config.from_dict(config), tmp_path / "plain", progress=False)
   assert result.metrics["test"]["accuracy"] > 0.9
   assert jax.tree.leaves(run.params)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_head_without_noise_is_the_plain_run_of_a_solver(tmp_path, method):
+  """For `compare`: it has no guarantee, and no release."""
+  path = _features(tmp_path / "data")
+  values = _config(path, method).to_dict()
+  values["privacy"] |= {"enabled": False}
+  heads = []
+  for name in ("one", "two"):
+    result = train(Config.from_dict(values), tmp_path / name, progress=False)
+    assert result.epsilon is None and "without differential privacy" in result.statement
+    assert not (tmp_path / name / "release").exists()
+    heads.append((tmp_path / name / "unprotected" / "params.safetensors").read_bytes())
+  assert heads[0] == heads[1]  # whatever the key, there is no noise
+  assert result.metrics["test"]["accuracy"] > 0.9

@@ -1,0 +1,94 @@
+"""What flags of a configuration can say beyond what ml_collections reads.
+
+`--config.section.key=none` unsets a key that a file sets, and `--config.data.features=age,bmi`
+names two columns.
+"""
+
+import dataclasses
+import types
+import typing
+from collections.abc import Sequence
+from typing import Any
+
+from dp_jax.training.sections import LEFT_OUT
+
+UNSET = "unset_key"
+_PREFIX = "config."
+
+
+def rewrite(argv: Sequence[str], kinds: Sequence[Any]) -> list[str]:
+  """The arguments with such overrides in the form that the parser of flags reads.
+
+  Args:
+    argv: of a command.
+    kinds: the dataclasses that its --config may be of.
+
+  Raises:
+    ValueError: if a key that cannot be left out is set to none.
+  """
+  result: list[str] = []
+  rest = list(argv)
+  while rest:
+    argument = rest.pop(0)
+    name, equals, value = argument.partition("=")
+    key = name.lstrip("-").removeprefix(_PREFIX)
+    hint = None
+    if name.startswith("-") and name.lstrip("-").startswith(_PREFIX):
+      hint = next((each for each in (_hint(kind, key) for kind in kinds) if each), None)
+    if hint is None:
+      result.append(argument)
+      continue
+    if not equals and rest:
+      value = rest.pop(0)
+    # The last one of several for a key counts.
+    result = [each for each in result if each != f"--{UNSET}={key}"]
+    if value.strip().lower() == "none" and not hint.says_none:
+      if not hint.optional:
+        raise ValueError(f"--{_PREFIX}{key}=none: this key cannot be unset; give it a value.")
+      result.append(f"--{UNSET}={key}")
+    else:
+      result.append(f"--{_PREFIX}{key}={_names(value) if hint.is_names else value}")
+  return result
+
+
+def unset(content: dict[str, Any], keys: Sequence[str]) -> None:
+  """Sets these keys of a configuration to None, in place."""
+  for key in keys:
+    *sections, name = key.split(".")
+    place = content
+    for section in sections:
+      place = place[section]
+    place[name] = None
+
+
+class _Key(typing.NamedTuple):
+  """What a key takes: may it be left out, is it a tuple of strings, is "none" a value of it."""
+
+  optional: bool
+  is_names: bool
+  says_none: bool
+
+
+def _hint(kind: Any, key: str) -> _Key | None:
+  """What a dotted key of a configuration takes; None where there is no such key."""
+  *sections, name = key.split(".")
+  for section in sections:
+    kind = typing.get_type_hints(kind).get(section)
+    if not dataclasses.is_dataclass(kind):
+      return None
+  hint = typing.get_type_hints(kind).get(name)
+  if hint is None or dataclasses.is_dataclass(hint):
+    return None
+  (field,) = (each for each in dataclasses.fields(kind) if each.name == name)
+  several = typing.get_origin(hint) in (types.UnionType, typing.Union)
+  arms = typing.get_args(hint) if several else (hint,)
+  optional = types.NoneType in arms or bool(field.metadata.get(LEFT_OUT))
+  says_none = any("none" in typing.get_args(arm) for arm in arms) or hint is str
+  return _Key(optional, tuple[str, ...] in arms, says_none)
+
+
+def _names(value: str) -> str:
+  """ "a,b" as the tuple ("a", "b"); what is written as a tuple or in quotes stays as it is."""
+  if value.strip()[:1] in ("(", "[", "'", '"'):
+    return value
+  return repr(tuple(name.strip() for name in value.split(",")))
