@@ -31,7 +31,7 @@ def keep_step(
   """
   arrays = {**state.average, **run.frozen}
   declared = run.config.data.declared
-  content = weights.to_bytes(arrays, run.task.spec, declared=declared)
+  content = weights.to_bytes(arrays, run.task.spec, declared=declared, ancestry=run.ancestry)
   folder.unprotected.mkdir(mode=0o700, exist_ok=True)
   write_bytes(folder.unprotected / f"step_{step}.safetensors", content)
   write_bytes(folder.kept_predictions(step), _of_people(run, table, step).to_bytes())
