@@ -103,6 +103,8 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
       header = (file.metadata() or {}).get(_HEADER, "{}")
   except SafetensorError as error:
     raise ValueError(f"{str(path)!r} is not a safetensors file: {error}.") from error
+  except (AttributeError, KeyError, TypeError) as error:  # a dtype that NumPy does not have
+    raise ValueError(f"{str(path)!r} holds arrays that cannot be read: {error}.") from error
   try:
     about = json.loads(header)
   except (ValueError, RecursionError) as error:

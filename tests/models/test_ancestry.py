@@ -132,6 +132,15 @@ def test_a_header_that_is_no_object_is_one_clear_error(tmp_path, header):
   _refused(tmp_path, header, "the header of .*(is not JSON|holds no JSON object)")
 
 
+def test_arrays_of_a_dtype_that_cannot_be_read_are_one_clear_error(tmp_path):
+  path = tmp_path / "narrow.safetensors"
+  about = {"dtype": "F8_E4M3", "shape": [4], "data_offsets": [0, 4]}
+  head = json.dumps({"x": about}).encode()
+  path.write_bytes(len(head).to_bytes(8, "little") + head + bytes(4))
+  with pytest.raises(ValueError, match="holds arrays that cannot be read"):
+    weights.lineage(path)
+
+
 def _refused(folder, about, named):
   path = folder / "forged.safetensors"
   text = about if isinstance(about, str) else json.dumps(about)

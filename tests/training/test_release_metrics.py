@@ -96,6 +96,8 @@ def test_a_budget_that_is_spent_releases_nothing(run, tmp_path, capsys):
     (["--release_metrics"], "needs --release_epsilon"),
     (["--release_epsilon=1"], "go with --release_metrics"),
     ([*_flags("x"), "--config.privacy.adjacency=add_or_remove_one"], "keeps secret"),
+    ([*_flags("x"), "--config.privacy.unit=persn"], "have no such column"),
+    ([*_flags("x"), "--config.privacy.unit=record"], "the model protects each 'person'"),
   ],
 )
 def test_bad_input_is_one_line(run, capsys, flags, said):
