@@ -11,11 +11,9 @@ import numpy as np
 from flax import nnx
 
 from dp_jax.models import efficientnet_lite, weights
+from dp_jax.models.ancestry import IMAGENET, Ancestor, Lineage, warnings_of
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, split
-
-# The weights that come in packages.
-IMAGENET = "imagenet"
 
 
 @dataclass(frozen=True)
@@ -26,6 +24,7 @@ class Backbone:
     arrays: its weights, by name.
     weights_digest: the sha256 of the file that they are from.
     warnings: what users of the features must know of the weights.
+    lineage: these weights and all that are behind them, newest first.
     num_features: how many it gives.
     forward: (arrays, inputs) -> float32[N, num_features]; raw inputs [N, H, W, C], to be jitted.
     preprocessing: what happens to raw inputs, as JSON values.
@@ -37,6 +36,7 @@ class Backbone:
   num_features: int
   forward: Callable[[Arrays, jax.Array], jax.Array]
   preprocessing: dict[str, Any]
+  lineage: Lineage
 
 
 def load_backbone(
@@ -65,16 +65,17 @@ def load_backbone(
     ValueError: if the weights are not there, not public, or do not fit the images or layers.
   """
   low, high = value_range
-  warnings: tuple[str, ...] = ()
   if file == IMAGENET:
     spec, arrays, digest = _imagenet(name, size, input_shape)
+    lineage: Lineage = (Ancestor(IMAGENET, digest, protected=False, declared="public"),)
     # Those of the weights, on the scale of the data.
     low, high = (low + (high - low) * each / 255 for each in spec.value_range)
   else:
-    warnings = weights.starting_warnings(Path(file))
+    lineage = weights.lineage(Path(file))
     spec, arrays, digest = weights.load_with_digest(Path(file))
     if spec.name != name:
       raise ValueError(f"{file!r} holds a {spec.name!r}, not a {name!r}.")
+  warnings = warnings_of(lineage)
   _check_images(spec, input_shape)
   # Shapes alone: initial values would be thrown away.
   model, fresh = split(nnx.eval_shape(lambda: spec.build(0, compute_dtype)))
@@ -95,7 +96,7 @@ def load_backbone(
     "input_shape": list(input_shape), "value_range": list(value_range), "mapped_to_minus_one": low,
     "mapped_to_one": high, "layers": list(layers), "compute_dtype": compute_dtype,
   }  # fmt: skip
-  return Backbone(arrays, digest, warnings, out.shape[1], forward, preprocessing)
+  return Backbone(arrays, digest, warnings, out.shape[1], forward, preprocessing, lineage)
 
 
 def _imagenet(name: str, size: str, input_shape: tuple[int, ...]) -> tuple[ModelSpec, Arrays, str]:

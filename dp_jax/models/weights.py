@@ -1,7 +1,13 @@
-"""Weights on disk: safetensors files with the model's description in their header."""
+"""Weights on disk: safetensors files with the model's description in their header.
+
+The header says also whether a guarantee covers the arrays, and what they came from
+(`dp_jax.models.ancestry`). Arrays that are saved by other code lose that: where they are started
+from, the statement says that nothing is known of them.
+"""
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from dp_jax.models.ancestry import Ancestor, Lineage, lineage_of, to_list, warnings_of
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays
 
@@ -17,7 +24,14 @@ _HEADER = "dp_jax"
 
 
 def to_bytes(
-  arrays: Arrays, spec: ModelSpec, *, protected: bool = False, declared: str = "private"
+  arrays: Arrays,
+  spec: ModelSpec,
+  *,
+  protected: bool = False,
+  declared: str = "private",
+  test_key: bool = False,
+  guarantee: Mapping[str, Any] | None = None,
+  ancestry: Sequence[Ancestor] | None = None,
 ) -> bytes:
   """Serialises arrays by name; the same arrays give the same bytes.
 
@@ -26,8 +40,19 @@ def to_bytes(
     spec: what rebuilds the model.
     protected: whether a privacy guarantee covers the arrays.
     declared: what the data behind them was declared to be.
+    test_key: whether their noise came from a key file given for a test.
+    guarantee: epsilon, delta, unit and adjacency of what covers them.
+    ancestry: the weights that they came from, newest first, with all that is behind those
+      (`lineage`); () if they came from none. None says that this is not known: whoever starts from
+      the file is told so.
   """
-  about = {"model": spec.to_json(), "protected": protected, "declared": declared}
+  about: dict[str, Any] = {"model": spec.to_json(), "protected": protected, "declared": declared}
+  if test_key:
+    about["test_key"] = True
+  if guarantee is not None:
+    about["guarantee"] = dict(guarantee)
+  if ancestry is not None:
+    about["ancestry"] = to_list(ancestry)
   # One key: safetensors writes several in an order that changes from call to call.
   header = {_HEADER: json.dumps(about, sort_keys=True)}
   return save({name: np.asarray(x) for name, x in arrays.items()}, header)
@@ -35,6 +60,9 @@ def to_bytes(
 
 def load(path: Path) -> tuple[ModelSpec, dict[str, np.ndarray]]:
   """Reads the model and the arrays that `to_bytes` wrote.
+
+  Saved again by other code, they are weights of which nothing is known: `lineage` gives what to
+  hand to `to_bytes`.
 
   Raises:
     ValueError: if the file is missing, not a safetensors file, or describes no model.
@@ -45,27 +73,24 @@ def load(path: Path) -> tuple[ModelSpec, dict[str, np.ndarray]]:
   return ModelSpec.from_json(about["model"]), arrays
 
 
+def lineage(path: Path) -> Lineage:
+  """A weights file and all weights behind it, newest first: the ancestry of what starts from it.
+
+  Raises:
+    ValueError: if it is no weights file, or its header does not say what `to_bytes` writes.
+  """
+  about, _ = _read(path)
+  return lineage_of(about, hashlib.sha256(path.read_bytes()).hexdigest(), path.name)
+
+
 def starting_warnings(path: Path) -> tuple[str, ...]:
   """What the statement of a run that starts from these weights must add.
 
   Raises:
-    ValueError: if they were trained without privacy on data declared private: as starting weights
-      they would carry those records into the release.
+    ValueError: if they, or weights behind them, were trained without privacy, or with a test key,
+      on data declared private: as starting weights they would carry those records into the release.
   """
-  about, _ = _read(path)
-  if about.get("declared") == "public":
-    return ()
-  if about.get("protected") is True:
-    return (
-      "the starting weights are a private release themselves: if a person is in the data of both,"
-      " the guarantees add up",
-    )
-  if about.get("protected") is False:
-    raise ValueError(
-      f"{str(path)!r} was trained without privacy on data declared private; starting from it would"
-      " carry those records into the release. Use public weights, or a private release."
-    )
-  return ("that the starting weights are public is taken from the configuration",)
+  return warnings_of(lineage(path))
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -78,11 +103,15 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
       header = (file.metadata() or {}).get(_HEADER, "{}")
   except SafetensorError as error:
     raise ValueError(f"{str(path)!r} is not a safetensors file: {error}.") from error
+  except (AttributeError, KeyError, TypeError) as error:  # a dtype that NumPy does not have
+    raise ValueError(f"{str(path)!r} holds arrays that cannot be read: {error}.") from error
   try:
     about = json.loads(header)
-  except json.JSONDecodeError as error:
+  except (ValueError, RecursionError) as error:
     raise ValueError(f"the header of {str(path)!r} is not JSON: {error}.") from error
-  return (about if isinstance(about, dict) else {}), arrays
+  if not isinstance(about, dict):
+    raise ValueError(f"the header of {str(path)!r} holds no JSON object under {_HEADER!r}.")
+  return about, arrays
 
 
 def initialise_from(arrays: Arrays, path: Path) -> tuple[Arrays, str]:

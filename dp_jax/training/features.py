@@ -22,6 +22,7 @@ from dp_jax.data.npy_resume import ResumableShards
 from dp_jax.data.records import RecordSpec, complaint
 from dp_jax.data.source import Source
 from dp_jax.data.units import UnitLoader
+from dp_jax.models.ancestry import to_list
 from dp_jax.models.backbones import Backbone, load_backbone
 from dp_jax.training.agreement import check_shared
 from dp_jax.training.config import Config
@@ -281,6 +282,7 @@ def _manifest(
       "weights": config.backbone.weights,
       "weights_sha256": backbone.weights_digest,
       "weights_warnings": list(backbone.warnings),
+      "weights_ancestry": to_list(backbone.lineage),
       "preprocessing": about,
       "preprocessing_sha256": _digest(about),
       "source": data.source,

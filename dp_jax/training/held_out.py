@@ -31,7 +31,7 @@ def keep_step(
   """
   arrays = {**state.average, **run.frozen}
   declared = run.config.data.declared
-  content = weights.to_bytes(arrays, run.task.spec, declared=declared)
+  content = weights.to_bytes(arrays, run.task.spec, declared=declared, ancestry=run.ancestry)
   folder.unprotected.mkdir(mode=0o700, exist_ok=True)
   write_bytes(folder.unprotected / f"step_{step}.safetensors", content)
   write_bytes(folder.kept_predictions(step), _of_people(run, table, step).to_bytes())
@@ -51,13 +51,17 @@ def _of_people(run: Run, table: PredictionTable, step: int) -> PredictionTable:
 
 
 def people_of(config: Config, source: Source) -> tuple[str, np.ndarray]:
-  """What stands behind records, and int64[num_records] which; one without an id is its own."""
+  """What stands behind records, and int64[num_records] which; one without an id is its own.
+
+  For files that stay in `private/`, or of public data: whatever the ids are, this raises nothing,
+  since a run that is done must not be lost for them. No release may be made of it, as a person of
+  several records may count as several here.
+  """
   unit, own = config.privacy.unit, np.arange(len(source))
   if unit == "record":
     return unit, own
   try:
-    ids = source.column(unit)
-  except ValueError:  # held-out data need not say whose they are, and cannot stop a run now
+    units = UnitIndex.from_ids(source.column(unit), max_records_per_unit=1).unit_of_records
+    return unit, np.where(units < 0, len(own) + own, units)
+  except Exception:  # they need not say whose they are, and ids have no common type
     return "record", own
-  index = UnitIndex.from_ids(ids, max_records_per_unit=1)
-  return unit, np.where(index.unit_of_records < 0, len(own) + own, index.unit_of_records)

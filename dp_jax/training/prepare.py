@@ -21,6 +21,7 @@ from dp_jax.gradients.keys import GENERATOR
 from dp_jax.gradients.optimizers import make_optimizer, make_schedule
 from dp_jax.gradients.per_unit import check_loss
 from dp_jax.models import weights
+from dp_jax.models.ancestry import Lineage
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, partition, split
 from dp_jax.privacy.mechanism import Mechanism
@@ -34,7 +35,6 @@ from dp_jax.training.config import Config, TrainConfig
 from dp_jax.training.data import (
   data_facts,
   is_strict,
-  model_of_features,
   open_split,
   read_groups,
   split_warnings,
@@ -43,6 +43,7 @@ from dp_jax.training.data import (
 )
 from dp_jax.training.data_config import DataConfig
 from dp_jax.training.mesh import build_mesh, one_device
+from dp_jax.training.provenance import ancestry, exposure_warnings, weights_warnings
 from dp_jax.training.public_features import PublicFeatures, read_public_features
 from dp_jax.training.selection import check_selection
 from dp_jax.training.solving import Solving, check_features, make_solving
@@ -70,6 +71,7 @@ class Run:
     expected_batch_size: the public divisor.
     weights_digest: sha256 of the weights that the run starts from, or None.
     weights_warnings: what the statement must say of them.
+    ancestry: these weights and all that are behind them, for the header of what the run writes.
     data_digest: of the records; not public.
     units_digest: sha256 of the public list of units, or None.
     public_facts: what is treated as public, for the statement.
@@ -95,6 +97,7 @@ class Run:
   units_digest: str | None
   public_facts: dict[str, Any]
   warnings: tuple[str, ...]
+  ancestry: Lineage
   solving: Solving | None = None
   public_features: PublicFeatures | None = None
 
@@ -124,6 +127,10 @@ class Run:
       "model_arrays": {name: [str(x.dtype), *x.shape] for name, x in arrays.items()},
       "trained": sorted(self.params),
     }
+    # That of model.weights is in their digest.
+    behind_features = self.loader.source.info.origin.get("weights_ancestry")
+    if behind_features is not None:
+      content["features_ancestry"] = behind_features
     if self.mechanism.adjacency != "add_or_remove_one":  # else the number is secret
       content["num_units"] = self.loader.num_units
     return content
@@ -178,16 +185,18 @@ def prepare(config: Config) -> Run:
     if not config.privacy.enabled:
       privacy, mechanism = None, dataclasses.replace(mechanism, noise_multiplier=0.0)
   divisor = mechanism.expected_batch_size(loader.num_units)
+  behind = ancestry(config, source, public)
   warnings = (
-    *_warnings(privacy, mechanism, divisor), *split_warnings(config, source, eval_source)
+    *_warnings(privacy, mechanism, divisor), *split_warnings(config, source, eval_source),
+    *exposure_warnings(config, behind),
   )  # fmt: skip
   run = Run(
     config, mesh, task, views, released, params, frozen, loader, eval_loader, privacy, mechanism,
     _optimizer(config.train, mechanism.steps) if solving is None else optax.identity(), divisor,
-    weights_digest, _weights_warnings(config, source, public), source.fingerprint(),
+    weights_digest, weights_warnings(config, source, public), source.fingerprint(),
     units_digest(data),
     {**_public_facts(spec, assumed), **data_facts(config, loader), **_of_public(public)}, warnings,
-    solving, public,
+    behind, solving, public,
   )  # fmt: skip
   if solving is None:
     _check_units_apart(run)
@@ -263,18 +272,6 @@ def _initialise_head(arrays: Arrays, std: float, seed: int) -> Arrays:
   key = jax.random.key(seed, impl="threefry2x32")
   values = std * jax.random.normal(key, kernel.shape, kernel.dtype)
   return {**arrays, "head.kernel": values, "head.bias": jnp.zeros_like(arrays["head.bias"])}
-
-
-def _weights_warnings(
-  config: Config, source: Source, public: PublicFeatures | None
-) -> tuple[str, ...]:
-  """Refuses weights that would carry private records into a private release."""
-  if not config.privacy.enabled:
-    return ()
-  file = config.model.weights
-  own = () if file is None else weights.starting_warnings(Path(file))
-  of_public = () if public is None else public.warnings
-  return tuple(dict.fromkeys((*own, *model_of_features(source)[1], *of_public)))
 
 
 def _optimizer(train: TrainConfig, steps: int) -> optax.GradientTransformation:

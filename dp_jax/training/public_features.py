@@ -11,6 +11,7 @@ from dp_jax.data.npy_shards import MANIFEST, NpyShards
 from dp_jax.data.npz import open_npz
 from dp_jax.data.records import RecordSpec, read_records
 from dp_jax.data.source import Source
+from dp_jax.models.ancestry import Lineage, of_features
 from dp_jax.models.feature_head import check_blocks
 from dp_jax.solvers.data import FeatureData, Shard
 from dp_jax.solvers.head import PublicStatistics, public_statistics
@@ -33,12 +34,14 @@ class PublicFeatures:
       manifest and the files of the split, in order of their names.
     fact: what the statement says of them.
     warnings: what it must say of the weights that made them.
+    ancestry: these weights, and all that are behind them.
   """
 
   statistics: PublicStatistics
   digest: str
   fact: str
   warnings: tuple[str, ...]
+  ancestry: Lineage = ()
 
 
 def read_public_features(
@@ -75,7 +78,8 @@ def read_public_features(
     raise ValueError(f"{called} has no two rows that differ: they say nothing of other features.")
   digest = _digest(path, solver.public_split)
   fact = f"sha256 {digest}, split {solver.public_split} of {path.name}"
-  return PublicFeatures(statistics, digest, fact, model_of_features(source)[1])
+  behind = of_features(source.info.origin)
+  return PublicFeatures(statistics, digest, fact, model_of_features(source)[1], behind)
 
 
 def _check(called: str, source: Source, record: RecordSpec, sources: Sequence[Source]) -> None:

@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -18,6 +19,7 @@ from dp_jax.data.records import RecordSpec
 from dp_jax.data.units import UnitLoader
 from dp_jax.evaluation.classification import evaluate, predictions
 from dp_jax.models import weights
+from dp_jax.models.ancestry import GUARANTEE
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, FunctionalModel, split
 from dp_jax.privacy.ledger import Ledger
@@ -88,6 +90,9 @@ class Release:
 def load_release(path: str | os.PathLike[str]) -> Release:
   """Reads a `release/` or `unprotected/` folder, or the work directory that holds one.
 
+  What the arrays came from stays in the file: weights that you save from them by code of your own
+  are weights of which nothing is known. `model.weights` takes the file itself.
+
   Raises:
     ValueError: if there is no such folder or its files do not fit together.
   """
@@ -117,20 +122,20 @@ def write_parameters(
 
   `step` is the one whose parameters they are.
   """
-  content = weights.to_bytes(
-    {**state.average, **run.frozen},
-    run.task.spec,
-    protected=run.privacy is not None,
-    declared=run.config.data.declared,
-  )
+  content = functools.partial(
+    weights.to_bytes, {**state.average, **run.frozen}, run.task.spec,
+    declared=run.config.data.declared, ancestry=run.ancestry,
+  )  # fmt: skip
   if run.privacy is None:
     folder.unprotected.mkdir(mode=0o700, exist_ok=True)
-    write_bytes(folder.unprotected / PARAMS, content)
+    write_bytes(folder.unprotected / PARAMS, content())
     return
   record = privacy_record(_facts(run, run.privacy, step, test_key, ledger))
+  guarantee = {name: record[name] for name in GUARANTEE}
   shutil.rmtree(folder.release_begun, ignore_errors=True)
   folder.release_begun.mkdir()
-  write_bytes(folder.release_begun / PARAMS, content)
+  protected = content(protected=True, test_key=test_key, guarantee=guarantee)
+  write_bytes(folder.release_begun / PARAMS, protected)
   write_text(folder.release_begun / RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 

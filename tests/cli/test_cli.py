@@ -288,7 +288,8 @@ def test_plan_prints_a_table_and_writes_a_plot(capsys, tmp_path):
 def test_settings_that_a_solver_ignores_are_refused(capsys, tmp_path):
   """A config file that sets them for one method, and a flag that takes another."""
   command = ["train", f"--config={ROOT / 'configs' / 'cifar10_features.py'}",
-             f"--workdir={tmp_path / 'run'}", "--config.data.path=nowhere.npz", "--config.data.declared=public",
+             f"--workdir={tmp_path / 'run'}", "--config.data.path=nowhere.npz",
+             "--config.data.declared=public",
              "--config.solver.method=newton", "--config.solver.centre_share=0"]  # fmt: skip
   line = refused(capsys, *command)
   assert "solver.whiten=0.2 is not used by solver.method=newton" in line

@@ -18,7 +18,7 @@ SPEC = ModelSpec(
 
 @pytest.fixture
 def file(tmp_path):
-  return _save(tmp_path, declared="public")
+  return _save(tmp_path, declared="public", ancestry=())
 
 
 def _save(folder, **about):

@@ -13,6 +13,7 @@ from support import key_file, small_config
 
 from dp_jax.data.npy_shards import NpyShards
 from dp_jax.data.npy_writer import ShardWriter
+from dp_jax.models.ancestry import Ancestor
 from dp_jax.models.backbones import Backbone
 from dp_jax.report.verify import verify_release
 from dp_jax.solvers.data import Rows, array_data
@@ -36,7 +37,10 @@ def tiny_backbone(monkeypatch):
       means = inputs.astype(jnp.float32).mean(axis=(1, 2))
       return jnp.concatenate([means * arrays["scale"], 10 * means**2], axis=1)
 
-    return Backbone({"scale": jnp.float32(0.01)}, "ab", (), 6, forward, {"layers": ["means"]})
+    lineage = (Ancestor("means", "ab" * 32, protected=False, declared="public"),)
+    return Backbone(
+      {"scale": jnp.float32(0.01)}, "ab" * 32, (), 6, forward, {"layers": ["means"]}, lineage
+    )
 
   monkeypatch.setattr(features, "load_backbone", load)
 

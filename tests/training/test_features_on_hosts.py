@@ -38,7 +38,7 @@ def inputs(tmp_path_factory):
       for index in range(COUNT):
         pixels = rng.integers(0, 256, (8, 8, 3), np.uint8)
         Image.fromarray(pixels).save(folder / "images" / part / name / f"{index:03d}.png")
-  content = weights.to_bytes(split(SPEC.build(3))[1], SPEC, declared="public")
+  content = weights.to_bytes(split(SPEC.build(3))[1], SPEC, declared="public", ancestry=())
   (folder / "vit.safetensors").write_bytes(content)
   return folder
 
