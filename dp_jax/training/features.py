@@ -195,7 +195,8 @@ def _shard(
       index = int(records[start + row])
       problems[index] = f"a feature is not within what {out.dtype} holds: set backbone.dtype"
       if is_strict(data):
-        raise ValueError(complaint(source, index, problems[index]))
+        shown = data.declared == "public"
+        raise ValueError(complaint(source, index, problems[index], show=shown))
     features.append(np.where(real[:, None], out, np.zeros((), out.dtype)))
     label = units["label"][mask, 0].astype(np.int8 if extraction.spec.multilabel else np.int32)
     label[~real] = BAD_LABEL
@@ -268,6 +269,7 @@ def _manifest(
     split: [min(per_shard, len(source) - start) for start in range(0, len(source), per_shard)]
     for split, source in sources.items()
   }
+  cut = {split: each.info.cut for split, each in sources.items() if each.info.cut}
   return {
     "input_shape": [backbone.num_features],
     "input_dtype": config.backbone.dtype,
@@ -286,6 +288,7 @@ def _manifest(
       "source": data.source,
       "source_sha256": {split: _digest(each.fingerprint()) for split, each in sources.items()},
       "declared": data.declared,
+      **({"cut": cut} if cut else {}),
       "dp_jax": version("dp_jax"),
     },
   }  # fmt: skip

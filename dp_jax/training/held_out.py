@@ -59,5 +59,5 @@ def people_of(config: Config, source: Source) -> tuple[str, np.ndarray]:
     ids = source.column(unit)
   except ValueError:  # held-out data need not say whose they are, and cannot stop a run now
     return "record", own
-  index = UnitIndex.from_ids(ids, max_records_per_unit=1)
+  index = UnitIndex.from_ids(ids, 1, missing_values=config.data.missing_values)
   return unit, np.where(index.unit_of_records < 0, len(own) + own, index.unit_of_records)

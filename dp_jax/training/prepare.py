@@ -33,6 +33,7 @@ from dp_jax.training import tensorboard
 from dp_jax.training.config import Config, TrainConfig
 from dp_jax.training.data import (
   data_facts,
+  id_warnings,
   is_strict,
   model_of_features,
   open_split,
@@ -126,6 +127,8 @@ class Run:
     }
     if self.mechanism.adjacency != "add_or_remove_one":  # else the number is secret
       content["num_units"] = self.loader.num_units
+    if self.config.checkpoint.best_metric is not None:  # which compares evaluations
+      content["held_out_digest"] = self.eval_loader.source.fingerprint()
     return content
 
 
@@ -158,7 +161,7 @@ def prepare(config: Config) -> Run:
     # Large ones are checked as they are read.
     for each in (source, eval_source):
       if not each.info.read_on_demand:
-        check_records(each, record)
+        check_records(each, record, show=data.declared == "public")
   views = Views(data.augment, data.views, data.min_crop_area)
   views.check(record.input_shape)
   solving, public = None, None
@@ -177,7 +180,8 @@ def prepare(config: Config) -> Run:
     privacy, mechanism = make_spec(config), joint(tuple(solving.mechanisms.values()))
   divisor = mechanism.expected_batch_size(loader.num_units)
   warnings = (
-    *_warnings(privacy, mechanism, divisor), *split_warnings(config, source, eval_source)
+    *_warnings(privacy, mechanism, divisor), *split_warnings(config, source, eval_source),
+    *id_warnings(config, loader),
   )  # fmt: skip
   run = Run(
     config, mesh, task, views, released, params, frozen, loader, eval_loader, privacy, mechanism,
