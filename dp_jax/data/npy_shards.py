@@ -177,7 +177,7 @@ class NpyShards:
       try:
         # Pickled objects are refused: loading one can run any code.
         array = np.load(file, mmap_mode="r", allow_pickle=False)
-      except (OSError, EOFError, ValueError) as error:
+      except Exception as error:  # of a dozen types, down to those of Python's own parser
         reason = " ".join(str(error).split())  # which may quote the file
         raise DataError(f"cannot read {file}: {type(error).__name__}", reason) from None
       if array.ndim < 1 or len(array) != count:
@@ -214,7 +214,7 @@ def file_name(split: str, name: str, shard: int) -> str:
 def _length(shard: Path) -> int:
   try:
     return int(np.load(shard, mmap_mode="r", allow_pickle=False).shape[0])
-  except (OSError, EOFError, ValueError, IndexError) as error:
+  except Exception as error:
     reason = " ".join(str(error).split())
     raise DataError(f"cannot read {shard}: {type(error).__name__}", reason) from None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pathlib
 import zipfile
-import zlib
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,6 @@ from dp_jax.data.source import ArraySource, DataError, SourceInfo
 # Tried in this order; SPLIT stands for the name of the split.
 _IMAGE_KEYS = ("SPLIT_image", "SPLIT_images", "x_SPLIT", "SPLIT_features")
 _LABEL_KEYS = ("SPLIT_label", "SPLIT_labels", "y_SPLIT")
-# What NumPy raises for a file, or an array in it, that is none.
-_UNREADABLE = (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error)
 
 
 def open_npz(path: str | None, split: str) -> ArraySource:
@@ -78,8 +75,9 @@ def _load(file: pathlib.Path) -> Any:
   try:
     # Pickled objects are refused: loading one can run any code.
     return np.load(file, allow_pickle=False)
-  except _UNREADABLE as error:
-    raise DataError(f"{file} cannot be read", " ".join(str(error).split())) from None
+  except Exception as error:  # of a dozen types, down to those of Python's own parser
+    reason = " ".join(str(error).split())
+    raise DataError(f"cannot read {file}: {type(error).__name__}", reason) from None
 
 
 def _read_arrays(
@@ -99,9 +97,10 @@ def _read_arrays(
         )
       try:
         found.append(arrays[present[0]])
-      except _UNREADABLE as error:
+      except Exception as error:
         reason = " ".join(str(error).split())  # which may quote the file
-        raise DataError(f"{file}: cannot read the array {present[0]!r}", reason) from None
+        kind = type(error).__name__
+        raise DataError(f"{file}: cannot read the array {present[0]!r}: {kind}", reason) from None
   return found[0], found[1]
 
 
@@ -116,7 +115,7 @@ def _read_columns(
         continue
       try:
         values = arrays[key]
-      except _UNREADABLE:
+      except Exception:
         continue  # pickled or damaged: no column, and said so when it is asked for
       if values.shape == (num_records,) and values.dtype.kind in "USbiuf":
         columns[key.removeprefix(prefix)] = values

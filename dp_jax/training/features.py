@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from dp_jax.data.npy_resume import ResumableShards
 from dp_jax.data.records import RecordSpec, complaint
-from dp_jax.data.source import Source
+from dp_jax.data.source import Source, telling
 from dp_jax.data.units import UnitLoader
 from dp_jax.models.backbones import Backbone, load_backbone
 from dp_jax.training.agreement import check_shared
@@ -95,8 +95,9 @@ def prepare_features(config: FeaturesConfig) -> Extraction:
     input_shape=spec.input_shape, value_range=spec.value_range,
     compute_dtype=backbone.compute_dtype,
   )  # fmt: skip
-  for each in sources.values():
-    _columns(each, backbone.columns)
+  with telling(data.declared == "public"):
+    for each in sources.values():
+      _columns(each, backbone.columns)
   manifest = _manifest(config, loaded, sources, spec)
   return Extraction(config, loaded, sources, spec, manifest)
 
