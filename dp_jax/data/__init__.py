@@ -2,11 +2,12 @@
 
 from dp_jax.data.opening import open_source
 from dp_jax.data.records import RecordSpec, check_records
-from dp_jax.data.source import ArraySource, Record, RecordError, Source, SourceInfo
+from dp_jax.data.source import ArraySource, DataError, Record, RecordError, Source, SourceInfo
 from dp_jax.data.units import UnitLoader
 
 __all__ = [
   "ArraySource",
+  "DataError",
   "Record",
   "RecordError",
   "RecordSpec",

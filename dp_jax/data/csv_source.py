@@ -7,16 +7,21 @@ columns, where it would depend on other records.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from dp_jax.data.absent import ABSENT_IDS, absent
+from dp_jax.data.files import sample_digest, sizes_of
 from dp_jax.data.images import ImageDecoder
 from dp_jax.data.source import Record, RecordError, SourceInfo, Unlabelled
 from dp_jax.data.table import Table, read_table
 from dp_jax.data.table_spec import TableSpec
+from dp_jax.data.unit_ids import canonical
 
 UNKNOWN = -1  # a label that is not known
 _UNCERTAIN_CELL = -1.0
@@ -47,8 +52,9 @@ class CsvSource:
     self._errors: dict[int, RecordError] = {}
     self._labels = self._read_labels()
     self._inputs = self._read_features() if decoder is None else None
-    self._paths = None if decoder is None else table.strings(spec.image_column or "")
-    self._root = Path(spec.image_root or table.path.parent)
+    self._paths = None if decoder is None else table.text(spec.image_column or "").to_pylist()
+    # Where paths start, with a slash at the end.
+    self._root = os.path.join(os.path.abspath(spec.image_root or table.path.parent), "")
     self._errors |= {row: RecordError(f"the row {what}") for row, what in table.malformed.items()}
     self._bad = np.zeros(table.num_rows, bool)
     self._bad[list(self._errors)] = True
@@ -85,7 +91,7 @@ class CsvSource:
     if self._inputs is not None:
       inputs = self._inputs[index]
     elif self._decoder is not None and self._paths is not None and self._paths[index]:
-      inputs = self._decoder.read(self._root / self._paths[index])
+      inputs = self._decoder.read(self._image(self._paths[index]))
     else:
       raise RecordError("has no image path")
     return {"inputs": inputs, "label": self._labels[index]}
@@ -108,15 +114,41 @@ class CsvSource:
   def column(self, name: str) -> np.ndarray:
     """A column as strings without spaces around them; "" for no value.
 
+    Only an empty cell, and what data.missing_values names, has none: "NA" may be a hospital.
+
     Raises:
-      ValueError: if the file has no such column.
+      DataError: if the file has no such column.
     """
     return self._table.strings(name)
 
   def fingerprint(self) -> str:
-    """SHA-256 over the file, the name of the split and how rows are read; not over images."""
+    """SHA-256 over the whole file, the name of the split and how rows are read.
+
+    Of images also over the size of each, and over their content where that is 64 MiB or less; else
+    over a sample, as `dp_jax.data.files.sample_digest` takes it.
+    """
+    return self._digest
+
+  @functools.cached_property
+  def _digest(self) -> str:
     description = repr((self._table.digest, self._info.name, self._spec, self._decoder))
-    return hashlib.sha256(description.encode()).hexdigest()
+    digest = hashlib.sha256(description.encode())
+    if self._paths is not None:
+      paths = [self._path(cell) for cell in self._paths]
+      digest.update(sample_digest(paths, sizes_of(paths)).encode())
+    return digest.hexdigest()
+
+  def _path(self, cell: str) -> str:
+    """The file that a cell names; "" if there can be none in the folder where paths start."""
+    path = os.path.normpath(os.path.join(self._root, cell))
+    return path if path.startswith(self._root) and "\0" not in cell else ""
+
+  def _image(self, cell: str) -> str:
+    # Else a cell may name any file of the machine, and one that is being written.
+    path = self._path(cell)
+    if not path:
+      raise RecordError("has an image path that leads out of data.image_root")
+    return path
 
   def _fail(self, rows: np.ndarray, error: RecordError) -> None:
     for row in np.flatnonzero(rows):
@@ -157,9 +189,9 @@ class CsvSource:
   def _known(self, name: str, labels: np.ndarray) -> np.ndarray:
     """Labels with the rules for uncertain and blank cells applied; -1 where they say ignore."""
     spec = self._spec
-    text = self._table.strings(name)
     numbers, _ = self._table.numbers(name)
-    blank, unknown = text == "", labels == UNKNOWN
+    unknown = labels == UNKNOWN
+    blank = unknown & self._table.absent(name)  # a class of that name is known
     uncertain = unknown & (numbers == _UNCERTAIN_CELL)
     self._fail(
       unknown & ~uncertain & ~blank, RecordError(f"column {name!r} holds what is no label")
@@ -181,7 +213,7 @@ class CsvSource:
     text, (numbers, _) = self._table.strings(name), self._table.numbers(name)
     labels = np.full(len(text), UNKNOWN, np.int64)
     for label, cell in enumerate(self._spec.class_names):
-      same = text == cell
+      same = text == cell.strip()
       with contextlib.suppress(ValueError):  # the name of a class may be no number
         same |= numbers == float(cell)
       labels[same] = label
@@ -212,24 +244,26 @@ def open_csv(
       f"data.path={path!r} must be a folder with {split}.csv, or a file with data.split_column or"
       " data.eval_fraction set"
     )
-  table = read_table(location / f"{split}.csv" if location.is_dir() else location)
+  file = location / f"{split}.csv" if location.is_dir() else location
+  table = read_table(file, spec.missing_values)
   if spec.split_column is not None:
     table = table.rows(table.strings(spec.split_column) == split)
   elif spec.unit_column is not None and spec.eval_fraction is not None:
-    held_out = _held_out(table.strings(spec.unit_column), spec.eval_fraction, spec.seed)
+    held_out = _held_out(table.strings(spec.unit_column), spec)
     table = table.rows(held_out if split == spec.eval_split else ~held_out)
   return CsvSource(table, f"{table.path.name}/{split}", spec, decoder)
 
 
-def _held_out(units: np.ndarray, fraction: float, seed: int) -> np.ndarray:
+def _held_out(units: np.ndarray, spec: TableSpec) -> np.ndarray:
   """bool[n]: a function of the unit's id alone, so that all rows of a person are on one side.
 
   Rows without an id are not held out: in training they are used by no unit.
   """
-  ids, inverse = np.unique(units, return_inverse=True)
-  salt = seed.to_bytes(8, "little")
+  ids, inverse = np.unique(canonical(units), return_inverse=True)
+  salt = spec.seed.to_bytes(8, "little")
   draws = np.array([
     int.from_bytes(hashlib.blake2b(each.encode(), digest_size=6, salt=salt).digest(), "little")
     for each in ids.tolist()
   ])  # fmt: skip
-  return ((draws < fraction * 2**48) & (ids != ""))[inverse]
+  chosen = draws < (spec.eval_fraction or 0.0) * 2**48
+  return (chosen & ~absent(ids, spec.missing_values, ABSENT_IDS))[inverse]

@@ -20,6 +20,9 @@ TRAIN_FRACTION = 0.8
 def open_digits(split: str, *, seed: int = 0) -> ArraySource:
   """Opens one side of an 80/20 split of the scans.
 
+  The set is the same for everybody, so which scans are in which split is public. Of other data, a
+  split by place would let one record decide where others are.
+
   Args:
     split: "train" (1,437 scans) or "test" (the other 360).
     seed: picks the permutation that splits them; not secret, and not the data's order.

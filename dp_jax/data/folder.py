@@ -9,10 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
+from dp_jax.data.files import sample_digest
 from dp_jax.data.images import ImageDecoder
-from dp_jax.data.source import Record, RecordError, SourceInfo, no_column
+from dp_jax.data.source import DataError, Record, RecordError, SourceInfo, no_column
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
+# Folders that archives, systems and editors leave, without regard to case. Those whose names begin
+# with a dot are left out too.
+JUNK = (
+  "__macosx", "__pycache__", "lost+found", "@eadir", "#recycle", "#snapshot", "$recycle.bin",
+  "system volume information", "cvs",
+)  # fmt: skip
 
 
 class FolderSource:
@@ -20,7 +27,8 @@ class FolderSource:
 
   Records are in the order of class and file name, whatever order the file system lists them in.
   Only names and sizes are read when it is opened. Files with another extension than .jpg, .jpeg
-  or .png, and hidden ones, are not records.
+  or .png, and hidden ones, are not records. A folder that JUNK names, or a hidden one, is a class
+  only if class_names has it.
   """
 
   def __init__(
@@ -42,20 +50,25 @@ class FolderSource:
         classes is then treated as public.
 
     Raises:
-      ValueError: if there is no such folder, it has a folder that is no class, or no image.
+      ValueError: if there is no such folder, it has a folder that is no class, or no image. The
+        name of a folder is a detail, since it may be that of a person.
     """
     if not path:
       raise ValueError("the folder source needs a path: set data.path to a folder")
     root = Path(path) / split
     if not root.is_dir():
       raise ValueError(f"no such folder: {root} (data.path is {path!r})")
-    found = sorted(entry.name for entry in os.scandir(root) if _is_class(entry))
+    declared = class_names or ()
+    found = sorted(entry.name for entry in os.scandir(root) if _is_class(entry, declared))
     classes = tuple(found) if class_names is None else class_names
     if len({*classes}) != len(classes):
       raise ValueError(f"class_names has {len(classes)} names, of which {len({*classes})} differ")
     unknown = sorted({*found} - {*classes})
     if unknown:
-      raise ValueError(f"{root} has the folder {unknown[0]!r}, which is not among the classes")
+      raise DataError(
+        f"{root} has a folder that is no class",
+        f"it has the folder {unknown[0]!r}, which is not among the classes",
+      )
     self._root, self._decoder = root, decoder
     self._files: list[str] = []
     self._sizes: list[int] = []
@@ -76,6 +89,7 @@ class FolderSource:
       value_range=(0.0, 255.0),
       class_names=classes,
       read_on_demand=True,
+      cut="data.class_names=None" if class_names is None else "",
     )
 
   @property
@@ -114,18 +128,23 @@ class FolderSource:
     raise no_column(self._info, name)
 
   def fingerprint(self) -> str:
-    """SHA-256 over names and sizes of the files, and how they are decoded; not over contents.
+    """SHA-256 over classes, names and sizes of all files, and how they are decoded.
 
-    Times are left out, so that a copy of the folder has the same one.
+    And over their content where that is 64 MiB or less; else over a sample, as
+    `dp_jax.data.files.sample_digest` takes it. Times are left out, so that a copy of the folder has
+    the same one.
     """
     digest = hashlib.sha256(repr((self._decoder, self._info.class_names)).encode())
     for file, size in zip(self._files, self._sizes, strict=True):
       digest.update(f"{file}\0{size}\0".encode(errors="surrogateescape"))
+    paths = [f"{self._root}/{file}" for file in self._files]
+    digest.update(sample_digest(paths, self._sizes).encode())
     return digest.hexdigest()
 
 
-def _is_class(entry: os.DirEntry[str]) -> bool:
-  return entry.is_dir() and not entry.name.startswith(".")
+def _is_class(entry: os.DirEntry[str], declared: tuple[str, ...]) -> bool:
+  junk = entry.name.startswith(".") or entry.name.casefold() in JUNK
+  return entry.is_dir() and (not junk or entry.name in declared)
 
 
 def _images(folder: Path) -> list[tuple[str, int]]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from dp_jax.data.files import sample_digest, sizes_of
 from dp_jax.data.images import ImageDecoder
-from dp_jax.data.source import Record, RecordError, SourceInfo, no_column
+from dp_jax.data.source import DataError, Record, RecordError, SourceInfo, no_column
 
 
 class HfSource:
@@ -55,7 +56,11 @@ class HfSource:
     try:
       loaded = datasets.load_from_disk(path)
     except Exception as error:  # it raises many types
-      raise ValueError(f"{path} was not saved by DatasetDict.save_to_disk: {error}") from error
+      raise DataError(
+        f"{path} was not saved by DatasetDict.save_to_disk, or cannot be read:"
+        f" {type(error).__name__}",
+        " ".join(str(error).split()),
+      ) from None
     if not isinstance(loaded, datasets.DatasetDict):
       raise ValueError(f"{path} has no splits: save a DatasetDict of them")
     if split not in loaded:
@@ -115,7 +120,8 @@ class HfSource:
     inputs, labels = rows[self._input], rows[self._label]
     if not _is_stacked(inputs, labels):  # a value is missing
       return self._each(indices)
-    return {"inputs": inputs.astype(self._info.input_dtype), "label": labels}
+    with np.errstate(over="ignore", invalid="ignore"):  # what does not fit becomes infinite
+      return {"inputs": inputs.astype(self._info.input_dtype), "label": labels}
 
   def column(self, name: str) -> np.ndarray:
     """A column of numbers or strings, [num_records]; "" and NaN for no value.
@@ -132,12 +138,19 @@ class HfSource:
     return np.array(["" if value is None else str(value) for value in array])
 
   def fingerprint(self) -> str:
-    """SHA-256 over names and sizes of the Arrow files, the library's own hash, and the columns."""
+    """SHA-256 over names and sizes of the Arrow files, the library's own hash, and the columns.
+
+    And over their content where that is 64 MiB or less; else over a sample, as
+    `dp_jax.data.files.sample_digest` takes it.
+    """
     digest = hashlib.sha256(repr((self._decoder, self._input, self._label)).encode())
-    for file in sorted(self._folder.iterdir()):
-      digest.update(f"{file.name} {file.stat().st_size} ".encode())
+    files = sorted(self._folder.iterdir())
+    sizes = sizes_of(files)
+    for file, size in zip(files, sizes, strict=True):
+      digest.update(f"{file.name} {size} ".encode())
       if file.suffix == ".json":
         digest.update(file.read_bytes())
+    digest.update(sample_digest(files, sizes).encode())
     return digest.hexdigest()
 
   def _each(self, indices: np.ndarray) -> Iterator[Record | RecordError]:
@@ -149,11 +162,14 @@ class HfSource:
         yield {"inputs": self._pixels(value), "label": int(_known(label, "label"))}
       except RecordError as error:
         yield error
+      except (TypeError, ValueError, OverflowError, KeyError):  # it lacks one of its numbers
+        yield RecordError("holds no array of numbers, or no label")
 
   def _pixels(self, value: Any) -> np.ndarray:
     value = _known(value, "input")
     if self._decoder is None:
-      return np.asarray(value).astype(self._info.input_dtype)
+      with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(value).astype(self._info.input_dtype)
     return self._decoder.decode(_known(value["bytes"], "input"))
 
 
@@ -174,7 +190,8 @@ def _chosen(
   name = declared or (only[0] if len(only) == 1 else usual)
   if name is None or name not in columns:
     what = f"has no column {name!r}" if name else "has no or several columns of images"
-    raise ValueError(f"the data set {what}: set {key} to one of {', '.join(columns)}")
+    # A table that was read without names has its first record for them.
+    raise DataError(f"the data set {what}: set {key}", f"its columns: {', '.join(columns)}")
   return name
 
 

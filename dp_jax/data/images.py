@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import math
 import os
 import warnings
@@ -13,23 +14,28 @@ from typing import get_args
 import numpy as np
 from PIL import Image
 
+from dp_jax.data.files import open_regular
 from dp_jax.data.source import Interpolation, RecordError, ResizePolicy
 
 RESIZE_POLICIES: tuple[str, ...] = get_args(ResizePolicy)
 FORMATS = ("JPEG", "PNG")
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 
-# What is wrong with one path. Other errors of the operating system (no memory, no file handles, a
-# network drive that is away) say nothing of the record: the same step would differ when repeated.
-_FAULTS_OF_A_RECORD = (
-  errno.ENOENT,
-  errno.ENOTDIR,
-  errno.EISDIR,
-  errno.EACCES,
-  errno.ELOOP,
-  errno.ENAMETOOLONG,
-  errno.EINVAL,
-)
+_NO_MEMORY = "there is not enough memory to decode an image"
+
+# Larger ones are not read: one record could take all memory. Photographs are far smaller.
+MAX_BYTES = 256 * 2**20
+MAX_PIXELS = 2**27
+
+# What says nothing of the record: no memory or file handles, a drive that fails or is away. The
+# same step would differ when it is repeated. Anything else is wrong with one path or file.
+_FAULTS_OF_THE_MACHINE = {
+  getattr(errno, name) for name in (
+    "EIO", "ENOMEM", "EMFILE", "ENFILE", "EINTR", "ENOBUFS", "ESTALE", "ETIMEDOUT", "ENOTCONN",
+    "ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN",
+    "ENETUNREACH", "EREMOTEIO", "ESHUTDOWN",
+  ) if hasattr(errno, name)
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -72,39 +78,53 @@ class ImageDecoder:
       raise ValueError(
         f"crop_fraction={self.crop_fraction} has no meaning under resize {self.resize!r}"
       )
-    # A warning would tell of a record; what matters raises.
-    warnings.filterwarnings("ignore", module=r"PIL\.")
+    # A warning or a log line would tell of a record; what matters raises. A warning is counted to
+    # the module that calls, which may be this one.
+    warnings.filterwarnings("ignore", module=r"(PIL\.|dp_jax\.data\.images)")
+    logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
   def read(self, path: str | os.PathLike[str]) -> np.ndarray:
     """The image in a file: uint8[height, width, channels].
 
     Raises:
-      RecordError: if there is no such file, or it cannot be decoded.
-      OSError: if reading failed for a reason that lies outside the file.
+      RecordError: if there is no such ordinary file, or it is too large, or cannot be decoded. Its
+        text names the kind of fault alone.
+      OSError: if reading failed for a reason that lies outside the file; it does not name the file.
     """
     try:
-      with open(path, "rb") as file:
-        content = file.read()
+      with open_regular(path) as file:
+        content = file.read(MAX_BYTES + 1)
     except OSError as error:
-      if error.errno not in _FAULTS_OF_A_RECORD:
-        raise
-      raise RecordError(f"cannot be read: {error.strerror}") from error
+      text = error.strerror or "the machine does not say why"
+      if error.errno in _FAULTS_OF_THE_MACHINE:
+        raise OSError(error.errno, f"images cannot be read: {text}") from None
+      raise RecordError(f"cannot be read: {text}") from None
+    except ValueError:  # a name that no file can have
+      raise RecordError("cannot be read: no file can have its name") from None
+    except MemoryError:
+      raise MemoryError(_NO_MEMORY) from None
+    if len(content) > MAX_BYTES:
+      raise RecordError(f"cannot be read: a file of more than {MAX_BYTES >> 20} MiB")
     return self.decode(content)
 
   def decode(self, content: bytes) -> np.ndarray:
     """The image in the bytes of a file: uint8[height, width, channels].
 
     Raises:
-      RecordError: if it cannot be decoded.
+      RecordError: if it cannot be decoded, or has more than 134 million pixels.
     """
     try:
       with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+        if math.prod(image.size) > MAX_PIXELS:
+          raise RecordError(f"cannot be decoded: more than {MAX_PIXELS:,} pixels")
         return self._pixels(image)
-    except MemoryError:
+    except RecordError:
       raise
+    except MemoryError:
+      raise MemoryError(_NO_MEMORY) from None  # NumPy's own says how large the image is
     except Exception as error:
       # Whatever Pillow raises (it has a dozen types) depends on this image.
-      raise RecordError(f"cannot be decoded: {type(error).__name__}") from error
+      raise RecordError(f"cannot be decoded: {type(error).__name__}") from None
 
   def _pixels(self, image: Image.Image) -> np.ndarray:
     height, width, channels = self.shape

@@ -8,7 +8,8 @@ further column, then _00001 and so on; and manifest.json:
    "origin": {...}}
 
 where `splits` gives the records of each shard, and `origin` says where the arrays come from; its
-"declared", if it is "private", that no run may declare them public. Labels are integers [n], or
+"declared", if it is "private", that no run may declare them public; its "cut" by which setting
+other records decided which are here, for each split for which one did. Labels are integers [n], or
 numbers [n, num_classes] that say of each label 1 for yes, 0 for no, -1 for not known. Where
 input_dtype is bfloat16, which NumPy does not know, files hold its bits as uint16.
 `dp_jax.data.npy_writer` writes it.
@@ -25,12 +26,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from dp_jax.data.source import SourceInfo, no_column
+from dp_jax.data.files import WHOLE_BYTES
+from dp_jax.data.source import DataError, SourceInfo, no_column
 
 MANIFEST = "manifest.json"
 INPUT_DTYPES = ("uint8", "float16", "bfloat16", "float32")
 _BFLOAT16 = "bfloat16"
-# How many rows of a shard's inputs are hashed: all would take minutes on a large set.
+# How many rows of a large shard's inputs are hashed: all would take minutes on a large set.
 _HASHED_ROWS = 1024
 
 
@@ -61,12 +63,15 @@ class NpyShards:
     for shard, array in enumerate(self._inputs):
       if array.shape[1:] != first.shape[1:] or array.dtype != first.dtype:
         name = file_name(split, "inputs", shard)
-        raise ValueError(f"{name} is {array.dtype} {array.shape}, unlike the first shard")
+        raise DataError(
+          f"{name} has another dtype or shape than the first shard",
+          f"{array.dtype} {array.shape}",
+        )
     dtype = first.dtype.name
     if dtype not in INPUT_DTYPES or first.ndim not in (2, 4):
       raise ValueError(
         f"{self._folder}: inputs must be {', '.join(INPUT_DTYPES)} of shape [n, features] or"
-        f" [n, H, W, C], not {dtype} {first.shape}"
+        f" [n, H, W, C], not {dtype} of {first.ndim} dimensions"
       )
     if declared not in (None, dtype):
       raise ValueError(f"{self._folder}: inputs are {dtype}, but {MANIFEST} says {declared}")
@@ -87,6 +92,7 @@ class NpyShards:
       multilabel=self._labels[0].ndim == 2,
       private=origin.get("declared") == "private",
       origin=origin,
+      cut=_cut(origin, split),
     )
 
   @property
@@ -121,7 +127,10 @@ class NpyShards:
     return np.concatenate(self._columns[name])
 
   def fingerprint(self) -> str:
-    """SHA-256 over labels, columns, sizes, and some rows of each shard's inputs."""
+    """SHA-256 over labels, columns, sizes, and the inputs of each shard of 64 MiB or less.
+
+    Of a larger shard's inputs over 1,024 to 2,047 rows that are spread evenly.
+    """
     info = self._info
     digest = hashlib.sha256(repr((info.num_classes, info.value_range, info.class_names)).encode())
     for arrays in (self._labels, *self._columns.values()):
@@ -130,7 +139,8 @@ class NpyShards:
         digest.update(np.ascontiguousarray(array).tobytes())
     for array in self._inputs:
       digest.update(f"{array.dtype.str}{array.shape}".encode())
-      rows = array[:: max(1, len(array) // _HASHED_ROWS)]
+      step = max(1, len(array) // _HASHED_ROWS) if array.nbytes > WHOLE_BYTES else 1
+      rows = array[::step]
       digest.update(np.ascontiguousarray(rows).tobytes())
     return digest.hexdigest()
 
@@ -149,9 +159,9 @@ class NpyShards:
     for array in self._labels:
       kinds = "ui" if array.ndim == 1 else "uif"
       if array.ndim > 2 or array.shape[1:] != first.shape[1:] or array.dtype.kind not in kinds:
-        raise ValueError(
-          f"{self._folder}: labels must be integers [n], or numbers [n, num_classes], not"
-          f" {array.dtype} {array.shape}"
+        raise DataError(
+          f"{self._folder}: labels must be integers [n], or numbers [n, num_classes]",
+          f"not {array.dtype} {array.shape}",
         )
     if first.ndim == 1:
       return declared
@@ -167,12 +177,23 @@ class NpyShards:
       try:
         # Pickled objects are refused: loading one can run any code.
         array = np.load(file, mmap_mode="r", allow_pickle=False)
-      except (OSError, EOFError, ValueError) as error:
-        raise ValueError(f"cannot read {file}: {error}") from error
+      except Exception as error:  # of a dozen types, down to those of Python's own parser
+        reason = " ".join(str(error).split())  # which may quote the file
+        raise DataError(f"cannot read {file}: {type(error).__name__}", reason) from None
       if array.ndim < 1 or len(array) != count:
-        raise ValueError(f"{file} has shape {array.shape}, but {count} records are expected")
+        raise DataError(
+          f"{file} does not hold the records that the manifest or the labels say",
+          f"it has shape {array.shape}, but {count} records are expected",
+        )
       arrays.append(array)
     return arrays
+
+
+def _cut(origin: Mapping[str, Any], split: str) -> str:
+  """By which setting the records were cut that these were made from; "" if by none."""
+  cuts = origin.get("cut")
+  cut = cuts.get(split) if isinstance(cuts, dict) else None
+  return f"the manifest's {cut}" if cut else ""
 
 
 def as_stored(array: np.ndarray) -> np.ndarray:
@@ -190,6 +211,14 @@ def file_name(split: str, name: str, shard: int) -> str:
   return f"{split}_{name}_{shard:05d}.npy"
 
 
+def _length(shard: Path) -> int:
+  try:
+    return int(np.load(shard, mmap_mode="r", allow_pickle=False).shape[0])
+  except Exception as error:
+    reason = " ".join(str(error).split())
+    raise DataError(f"cannot read {shard}: {type(error).__name__}", reason) from None
+
+
 def _read_manifest(folder: Path, split: str) -> dict[str, Any]:
   """The manifest, with "shards", the number of records of each shard of the split."""
   if not folder.is_dir():
@@ -199,13 +228,12 @@ def _read_manifest(folder: Path, split: str) -> dict[str, Any]:
     shards = sorted(folder.glob(f"{split}_labels_*.npy"))
     if not shards:
       raise ValueError(f"{folder} has neither {MANIFEST} nor {split}_labels_00000.npy")
-    lengths = [np.load(shard, mmap_mode="r", allow_pickle=False).shape[0] for shard in shards]
-    return {"shards": lengths}
+    return {"shards": [_length(shard) for shard in shards]}
   try:
     manifest = json.loads(file.read_text())
     splits = manifest["splits"]
     if splits.get(split):
       return {**manifest, "shards": [int(count) for count in splits[split]]}
   except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ValueError(f"{file} is no manifest of .npy shards ({error!r})") from error
+    raise DataError(f"{file} is no manifest of .npy shards", repr(error)) from None
   raise ValueError(f"{folder} has no split {split!r}; it has {', '.join(splits) or 'none'}")

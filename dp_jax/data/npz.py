@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pathlib
 import zipfile
+from typing import Any
 
 import numpy as np
 
-from dp_jax.data.source import ArraySource, SourceInfo
+from dp_jax.data.source import ArraySource, DataError, SourceInfo
 
 # Tried in this order; SPLIT stands for the name of the split.
 _IMAGE_KEYS = ("SPLIT_image", "SPLIT_images", "x_SPLIT", "SPLIT_features")
@@ -70,6 +71,15 @@ def _value_range(images: np.ndarray) -> tuple[float, float]:
   return (0.0, 255.0) if images.dtype == np.uint8 else (0.0, 1.0)
 
 
+def _load(file: pathlib.Path) -> Any:
+  try:
+    # Pickled objects are refused: loading one can run any code.
+    return np.load(file, allow_pickle=False)
+  except Exception as error:  # of a dozen types, down to those of Python's own parser
+    reason = " ".join(str(error).split())
+    raise DataError(f"cannot read {file}: {type(error).__name__}", reason) from None
+
+
 def _read_arrays(
   file: pathlib.Path, image_keys: tuple[str, ...], label_keys: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -77,19 +87,20 @@ def _read_arrays(
   if not zipfile.is_zipfile(file):
     raise ValueError(f"{file} is not an .npz archive")
   found = []
-  # Pickled objects are refused: loading one can run any code.
-  with np.load(file, allow_pickle=False) as arrays:
+  with _load(file) as arrays:
     for keys in (image_keys, label_keys):
       present = [key for key in keys if key in arrays.files]
       if not present:
-        raise ValueError(
-          f"{file} has no array {keys[0]!r} (nor {', '.join(keys[1:])}); "
-          f"it has {', '.join(sorted(arrays.files)) or 'none'}"
+        raise DataError(
+          f"{file} has no array {keys[0]!r} (nor {', '.join(keys[1:])})",
+          f"it has {', '.join(sorted(arrays.files)) or 'none'}",
         )
       try:
         found.append(arrays[present[0]])
-      except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{file}: cannot read the array {present[0]!r}: {error}") from error
+      except Exception as error:
+        reason = " ".join(str(error).split())  # which may quote the file
+        kind = type(error).__name__
+        raise DataError(f"{file}: cannot read the array {present[0]!r}: {kind}", reason) from None
   return found[0], found[1]
 
 
@@ -98,13 +109,13 @@ def _read_columns(
 ) -> dict[str, np.ndarray]:
   """The arrays that hold one number or string for each record, by name."""
   columns = {}
-  with np.load(file, allow_pickle=False) as arrays:
+  with _load(file) as arrays:
     for key in arrays.files:
       if key in others or not key.startswith(prefix):
         continue
       try:
         values = arrays[key]
-      except (OSError, EOFError, ValueError, zipfile.BadZipFile):
+      except Exception:
         continue  # pickled or damaged: no column, and said so when it is asked for
       if values.shape == (num_records,) and values.dtype.kind in "USbiuf":
         columns[key.removeprefix(prefix)] = values
@@ -118,16 +129,17 @@ def _checked(
   numeric = images.dtype.kind in "uif"
   vectors = images.ndim == 2 and images.dtype != np.uint8
   if (images.ndim not in (3, 4) and not vectors) or not numeric:
-    raise ValueError(
+    raise DataError(
       f"{file}: images must be numbers of shape [N, H, W] or [N, H, W, C], or features numbers of "
-      f"shape [N, d] other than uint8, not {images.dtype} {images.shape}"
+      "shape [N, d] other than uint8",
+      f"not {images.dtype} {images.shape}",
     )
   if labels.ndim == 2 and labels.shape[1] == 1:
     labels = labels[:, 0]
   if labels.dtype.kind not in "ui" or labels.shape != images.shape[:1]:
-    raise ValueError(
-      f"{file}: labels must be {len(images)} integers, one per image, "
-      f"not {labels.dtype} {labels.shape}"
+    raise DataError(
+      f"{file}: labels must be integers, one per image",
+      f"they must be {len(images)} integers, one per image, not {labels.dtype} {labels.shape}",
     )
   if not len(images):
     raise ValueError(f"{file}: the arrays are empty")

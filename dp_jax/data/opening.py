@@ -40,7 +40,7 @@ def open_source(
     crop_fraction: of "centre_crop", how much of the height and width is kept.
     interpolation: of what is resized.
     class_names: of "folder", its class folders in the order of their labels; None takes those that
-      are there, sorted.
+      are there, sorted, but for those that systems leave.
     table: how the rows of "csv" become records.
     input_column: of "hf"; None takes its only column of images.
     label_column: of "hf"; None takes its only ClassLabel, or "label".
@@ -49,7 +49,8 @@ def open_source(
     The source.
 
   Raises:
-    ValueError: for an unknown name or split, or a file that is missing or malformed.
+    ValueError: for an unknown name or split, or a file that is missing or malformed. What may be a
+      record's, a name in a first line or of a folder, is the detail of a DataError, not its text.
   """
   # Imported here so that a source's own dependencies are only needed where it is used.
   source: Source

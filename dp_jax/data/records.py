@@ -22,7 +22,7 @@ class RecordSpec:
     input_shape: (height, width, channels) of an image, (features,) of a vector.
     num_classes: labels are 0..num_classes - 1.
     value_range: the pixel values that the model maps to its input range. A value outside it is
-      no error (clipping bounds what it can do), and neither is one that is not finite.
+      no error (clipping bounds what it can do); one that is not finite is.
     multilabel: the label is not one integer but a vector of num_classes: 1 for yes, 0 for no, -1
       for not known.
   """
@@ -68,7 +68,7 @@ class RecordSpec:
     return np.asarray((labels >= 0) & (labels < self.num_classes))
 
 
-def check_records(source: Source, spec: RecordSpec) -> None:
+def check_records(source: Source, spec: RecordSpec, *, show: bool = True) -> None:
   """Reads every record and refuses the first malformed one.
 
   For public data, or where the owner of private data asks for it: on private data the message,
@@ -77,21 +77,27 @@ def check_records(source: Source, spec: RecordSpec) -> None:
   Args:
     source: the records.
     spec: what they must look like.
+    show: whether the message may say what is wrong, and so what the record holds.
 
   Raises:
-    ValueError: names the first bad record and what is wrong with it.
+    ValueError: names the first bad record and, if `show`, what is wrong with it.
   """
   for start in range(0, len(source), _CHECK_CHUNK):
     indices = np.arange(start, min(start + _CHECK_CHUNK, len(source)))
     *_, problems = read_records(source, indices, spec)
     if problems:
       index = min(problems)
-      raise ValueError(complaint(source, index, problems[index]))
+      raise ValueError(complaint(source, index, problems[index], show=show))
 
 
-def complaint(source: Source, index: int, problem: str) -> str:
-  """An error message that names a record."""
-  return f"record {index} of {source.info.name}: {problem}"
+def complaint(source: Source, index: int, problem: str, *, show: bool) -> str:
+  """An error message that names a record; what is wrong with it only if that may be shown."""
+  if show:
+    return f"record {index} of {source.info.name}: {problem}"
+  return (
+    f"record {index} of {source.info.name} is malformed, or of no unit; of private data it is not"
+    " said how: without data.strict, private/bad_records.json of a run does."
+  )
 
 
 def read_records(
@@ -108,7 +114,8 @@ def read_records(
   problems: dict[int, str] = {}
   if isinstance(gathered, dict):
     alike = gathered["label"].shape == labels.shape and gathered["inputs"].shape == images.shape
-    if alike and spec.good_labels(gathered["label"]).all():
+    good = alike and spec.good_labels(gathered["label"]).all()
+    if good and _finite(gathered["inputs"]).all():
       return (
         gathered["inputs"].astype(dtype, copy=False), gathered["label"].astype(labels.dtype),
         usable, {},
@@ -129,6 +136,13 @@ def read_records(
   return images, labels, usable, problems
 
 
+def _finite(inputs: np.ndarray) -> np.ndarray:
+  """bool[n], which of n inputs hold finite numbers alone."""
+  if inputs.dtype.kind in "iub":
+    return np.ones(len(inputs), bool)
+  return np.asarray(np.isfinite(inputs).all(axis=tuple(range(1, inputs.ndim))))
+
+
 def _problem(record: Record | RecordError, spec: RecordSpec, dtype: np.dtype) -> str | None:
   """What is wrong with one record, or None."""
   if isinstance(record, RecordError):
@@ -142,6 +156,8 @@ def _problem(record: Record | RecordError, spec: RecordSpec, dtype: np.dtype) ->
   numeric = image.dtype.kind in "uif" and np.can_cast(image.dtype, dtype, "same_kind")
   if not numeric and image.dtype != dtype:
     return f"the image has dtype {image.dtype}, not {dtype}"
+  if not _finite(image.astype(dtype, copy=False)[None])[0]:
+    return "the inputs hold numbers that are not finite"
   return None
 
 

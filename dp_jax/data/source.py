@@ -6,8 +6,9 @@ state to save or to keep in step across hosts.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
@@ -17,6 +18,35 @@ import numpy as np
 Record = Mapping[str, Any]
 ResizePolicy = Literal["centre_crop", "stretch", "none"]
 Interpolation = Literal["bilinear", "bicubic"]
+
+
+class DataError(ValueError):
+  """What is wrong with data, in words that no record has a part in.
+
+  Attributes:
+    detail: what may hold a part of a record: the names in the first line of a table, which is a
+      record where it has no names; a folder, a value, a count. Of private data it is not told.
+  """
+
+  def __init__(self, message: str, detail: str = ""):
+    """Keeps both; only `message` is shown."""
+    super().__init__(message)
+    self.detail = detail
+
+
+@contextlib.contextmanager
+def telling(public: bool) -> Iterator[None]:
+  """Adds the detail to the message of a DataError that is raised inside, of public data.
+
+  Raises:
+    ValueError: in its place.
+  """
+  try:
+    yield
+  except DataError as error:
+    if not public or not error.detail:
+      raise
+    raise ValueError(f"{error}; {error.detail}") from None
 
 
 class RecordError(ValueError):
@@ -46,6 +76,8 @@ class SourceInfo:
     multilabel: a label is float32[num_classes]: 1 for yes, 0 for no, -1 for not known.
     private: the files say that the records were made from private ones.
     origin: what the files say of the model that made them: hashes by name; empty if nothing.
+    cut: the setting by which other records decide whether a record is among these, or what is taken
+      as public of them ("data.num_records=1000"); empty if none does.
   """
 
   name: str
@@ -59,6 +91,7 @@ class SourceInfo:
   multilabel: bool = False
   private: bool = False
   origin: Mapping[str, Any] = field(default_factory=dict)
+  cut: str = ""
 
   @property
   def dtype(self) -> np.dtype:
@@ -89,22 +122,25 @@ class Source(Protocol):
     """
 
   def column(self, name: str) -> np.ndarray:
-    """What every record says in one column, [num_records] of numbers or strings.
+    """What every record says in one column, [num_records] of numbers or strings, as they are.
 
     For units and groups: a patient, a hospital, an age. "" and NaN stand for no value.
 
     Raises:
-      ValueError: if the source has no such column, naming those that it has.
+      DataError: if the source has no such column; its detail names those that it has.
     """
 
   def fingerprint(self) -> str:
-    """A hash that changes when the records do, their columns among them."""
+    """A hash that changes when the records do, their columns among them.
+
+    Each source says how much of the content it covers: all of it, or names, sizes and a sample.
+    """
 
 
-def no_column(info: SourceInfo, name: str, columns: Iterable[str] = ()) -> ValueError:
+def no_column(info: SourceInfo, name: str, columns: Iterable[str] = ()) -> DataError:
   """The error of a source that has no column of this name."""
   there = ", ".join(sorted(columns)) or "none"
-  return ValueError(f"{info.name} has no column {name!r}; its columns: {there}")
+  return DataError(f"{info.name} has no column {name!r}", f"its columns: {there}")
 
 
 class ArraySource:
@@ -181,7 +217,8 @@ class Head:
   def __init__(self, source: Source, num_records: int):
     """Cuts `source` to its first `num_records` records, or keeps all if it has fewer."""
     self._source = source
-    self._info = replace(source.info, num_records=min(num_records, len(source)))
+    cut = source.info.cut or f"data.num_records={num_records}"
+    self._info = replace(source.info, num_records=min(num_records, len(source)), cut=cut)
 
   @property
   def info(self) -> SourceInfo:
@@ -195,13 +232,13 @@ class Head:
   def __getitem__(self, index: int) -> Record:
     """One record of the other source."""
     if not 0 <= index < len(self):
-      raise IndexError(f"record {index} of {len(self)}")
+      raise IndexError("no such record")
     return self._source[index]
 
   def gather(self, indices: np.ndarray) -> dict[str, np.ndarray] | Iterable[Record | RecordError]:
     """The records at `indices` (int64[n])."""
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
-      raise IndexError(f"records {indices.min()}..{indices.max()} of {len(self)}")
+      raise IndexError("no such records")
     return self._source.gather(indices)
 
   def column(self, name: str) -> np.ndarray:

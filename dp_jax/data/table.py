@@ -17,8 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv as arrow_csv
 
-# Cells that hold no value, as text.
-NO_VALUE = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
+from dp_jax.data.absent import ABSENT
+from dp_jax.data.groups import to_numbers
+from dp_jax.data.source import DataError
+
+# Of a longer cell `strings` has a hash: an array of strings is as wide as the longest of them, so
+# that one record could take all memory.
+LONGEST = 1024
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,8 @@ class Table:
     num_rows: without the header; rows of the wrong length are counted, and hold no values.
     malformed: rows of the wrong length, by index, and what is wrong.
     digest: SHA-256 of the file.
+    missing: the cells that are declared to hold no value, in place of `dp_jax.data.absent.ABSENT`;
+      None takes those, which are no rule for `text`.
   """
 
   path: Path
@@ -38,42 +45,58 @@ class Table:
   num_rows: int
   malformed: dict[int, str] = field(default_factory=dict)
   digest: str = ""
+  missing: tuple[str, ...] | None = None
 
   def text(self, name: str) -> pa.ChunkedArray:
-    """A column as strings without spaces around them; "" where there is no value.
+    """A column as strings as they are, but for spaces around them; "" for what is declared missing.
 
     Raises:
-      ValueError: if there is no such column, naming those that there are.
+      DataError: if there is no such column; its detail names those that there are.
     """
     if name not in self.columns:
-      raise ValueError(
-        f"{self.path} has no column {name!r}; its columns: {', '.join(self.columns)}"
+      raise DataError(
+        f"{self.path} has no column {name!r}", f"its columns: {', '.join(self.columns)}"
       )
     column = self.columns[name]
     try:
       text = column.cast(pa.string())
-    except pa.ArrowInvalid:  # a cell that is no UTF-8
-      cells = [cell.decode(errors="replace") for cell in column.to_pylist()]
+    except pa.ArrowException:  # a cell that is no UTF-8; two such ones stay apart
+      cells = [cell.decode(errors="backslashreplace") for cell in column.to_pylist()]
       text = pa.chunked_array([pa.array(cells, pa.string())])
     text = pc.utf8_trim_whitespace(text)
-    missing = pc.is_in(text, value_set=pa.array(NO_VALUE[1:]))
-    return pc.if_else(missing, "", text)
+    if self.missing is None:
+      return text
+    return pc.if_else(pc.is_in(text, value_set=pa.array(self.missing, pa.string())), "", text)
 
   def strings(self, name: str) -> np.ndarray:
-    """`text` as a NumPy array of strings, [num_rows]."""
-    return np.array(self.text(name).to_pylist(), np.str_)
+    """`text` as a NumPy array of strings, [num_rows]; of what is too long, a hash."""
+    text = self.text(name)
+    cells = text.to_pylist()
+    if (pc.max(pc.utf8_length(text)).as_py() or 0) > LONGEST:
+      cells = [cell if len(cell) <= LONGEST else _short(cell) for cell in cells]
+    return np.array(cells, np.str_)
+
+  def absent(self, name: str) -> np.ndarray:
+    """bool[num_rows], which cells of a column hold no value: a rule for numbers and labels."""
+    text = self.text(name)
+    if self.missing is None:
+      none = pc.is_in(pc.utf8_lower(text), value_set=pa.array(ABSENT))
+    else:
+      none = pc.equal(text, "")
+    return np.asarray(none.to_numpy(zero_copy_only=False), bool)
 
   def numbers(self, name: str) -> tuple[np.ndarray, np.ndarray]:
     """A column as float64[num_rows], NaN for no value; and bool[num_rows], what is no number."""
-    text = self.text(name)
-    empty = pc.equal(text, "")
+    text, empty = self.text(name), self.absent(name)
     try:
-      values = pc.if_else(empty, None, text).cast(pa.float64())
+      values = pc.if_else(pa.array(empty), None, text).cast(pa.float64())
       values = values.to_numpy(zero_copy_only=False).astype(np.float64)
-    except pa.ArrowInvalid:
+    except pa.ArrowException:
       values = _numbers_by_value(text)
-    values = np.where(np.isfinite(values), values, np.nan)
-    return values, np.isnan(values) & ~empty.to_numpy(zero_copy_only=False).astype(bool)
+    if self.missing:  # "-9" is "-9.0" too
+      empty = empty | np.isin(values, to_numbers(np.array(self.missing)))
+    values = np.where(np.isfinite(values) & ~empty, values, np.nan)
+    return values, np.isnan(values) & ~empty
 
   def rows(self, keep: np.ndarray) -> Table:
     """The rows where `keep` (bool[num_rows]) is true, in their order."""
@@ -82,20 +105,25 @@ class Table:
     malformed = {
       int(at): self.malformed[int(row)] for at, row in enumerate(kept) if int(row) in self.malformed
     } if self.malformed else {}  # fmt: skip
-    return Table(self.path, columns, len(kept), malformed, self.digest)
+    return Table(self.path, columns, len(kept), malformed, self.digest, self.missing)
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path, missing: tuple[str, ...] | None = None) -> Table:
   """Reads a CSV file: UTF-8, commas, quotes as in RFC 4180, names in the first line.
+
+  Args:
+    path: of the file.
+    missing: the cells that hold no value, without spaces around them, in place of the usual ones.
 
   Raises:
     ValueError: if there is no such file, or no names, or one is there twice, or a quote is not
-      closed: it would take in other records.
+      closed: it would take in other records. Without names the first line is a record, so that none
+      of its cells is told but as the detail of a DataError.
   """
   try:
     content = path.read_bytes()
   except OSError as error:
-    raise ValueError(f"cannot read {str(path)!r}: {error.strerror}") from error
+    raise ValueError(f"cannot read {str(path)!r}: {error.strerror}") from None
   malformed: dict[int, str] = {}
 
   def note(row: arrow_csv.InvalidRow) -> str:
@@ -112,21 +140,29 @@ def read_table(path: Path) -> Table:
       parse_options=arrow_csv.ParseOptions(newlines_in_values=True, invalid_row_handler=note),
       convert_options=arrow_csv.ConvertOptions(column_types={name: pa.binary() for name in names}),
     )
-  except pa.ArrowInvalid as error:
-    # Its message quotes the file.
-    raise ValueError(f"{path} is no CSV file with commas and closed quotes") from error
+  except pa.ArrowException as error:
+    raise DataError(
+      f"{path} is no CSV file with commas and closed quotes", " ".join(str(error).split())
+    ) from None  # whose message quotes the file
   digest = hashlib.sha256(content).hexdigest()
   columns = {name: _with_blanks(table[name], sorted(malformed)) for name in names}
-  return Table(path, columns, table.num_rows + len(malformed), malformed, digest)
+  return Table(path, columns, table.num_rows + len(malformed), malformed, digest, missing)
 
 
 def _names(path: Path, content: bytes) -> list[str]:
-  names = next(csv.reader(_text(content)), [])
+  csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # else a long cell is an error
+  try:
+    names = next(csv.reader(_text(content)), [])
+  except csv.Error:
+    names = []
   if not names or "\ufffd" in "".join(names):
     raise ValueError(f"{path}: its first line must name the columns, in UTF-8")
   twice = {name for name in names if names.count(name) > 1}
   if twice:
-    raise ValueError(f"{path} has the columns {', '.join(sorted(twice))} more than once")
+    raise DataError(
+      f"{path} has a column more than once, or no names in its first line",
+      f"it has the columns {', '.join(sorted(twice))} more than once",
+    )
   return names
 
 
@@ -134,20 +170,23 @@ def _check_quotes(path: Path, content: bytes) -> None:
   """Refuses a quote that nothing closes. Not by its line, which may be a private record's."""
   if b'"' not in content:
     return
-  csv.field_size_limit(max(csv.field_size_limit(), len(content)))  # else a long cell is an error
   try:
     for _ in csv.reader(_text(content), strict=True):
       pass
-  except csv.Error as error:
+  except csv.Error:
     raise ValueError(
       f"{path} has a quote that nothing closes, or text after a closing one: the lines that follow"
       ' would be one cell. Close it; a quote within a quoted cell is written twice ("").'
-    ) from error
+    ) from None
 
 
 def _text(content: bytes) -> io.TextIOWrapper:
   # A cell further down that is no UTF-8 may not matter here.
   return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", errors="replace", newline="")
+
+
+def _short(cell: str) -> str:
+  return f"sha256 {hashlib.sha256(cell.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def _with_blanks(column: pa.ChunkedArray, blank_rows: list[int]) -> pa.ChunkedArray:

@@ -17,7 +17,8 @@ class TableSpec:
     label_columns: one column: its class is the label. Several: each holds 0 or 1, and the label is
       float32[len(label_columns)] with -1 for what is not known.
     class_names: of one label column, the cells of each class, in order. Numbers are compared as
-      numbers, so that "1" is "1.0".
+      numbers, so that "1" is "1.0". A cell that is named here is of its class, though it stands
+      for no value elsewhere ("None").
     features: columns of numbers that are the input.
     feature_ranges: (low, high) of each, mapped to [-1, 1]; what lies outside is clipped.
     feature_defaults: of each, the value in place of none; None takes the middle of its range.
@@ -31,6 +32,8 @@ class TableSpec:
     eval_split: the name of that split; any other is the rest.
     unit_column: the column of units, by which eval_fraction splits.
     seed: picks that share.
+    missing_values: the cells that hold no value, in every column, in place of the usual ones of
+      `dp_jax.data.absent`; an empty one never does.
     labelled: False reads no labels, for predictions on people of whom none are known: they are 0,
       or not known where there are several.
   """
@@ -51,6 +54,7 @@ class TableSpec:
   unit_column: str | None = None
   seed: int = 0
   labelled: bool = True
+  missing_values: tuple[str, ...] | None = None
 
   def __post_init__(self) -> None:
     """Refuses what contradicts itself, naming keys of the data section."""
@@ -76,6 +80,12 @@ class TableSpec:
       )
     if len(set(self.class_names)) < len(self.class_names):
       raise ValueError(f"data.class_names={self.class_names} names a class twice")
+    both = {*self.class_names} & {*(self.missing_values or ())}
+    if both:
+      raise ValueError(
+        f"data.missing_values={self.missing_values} has {min(both)!r}, which data.class_names says"
+        " is a class: leave it out of one of them"
+      )
     if len(self.class_names) > 2 and (self.uncertain, self.blank) != ("ignore", "ignore"):
       raise ValueError(
         f"data.uncertain={self.uncertain!r} and data.blank={self.blank!r} are for labels of yes"

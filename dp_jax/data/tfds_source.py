@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import pathlib
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from dp_jax.data.source import Record, RecordError, SourceInfo, no_column
+from dp_jax.data.files import sample_digest, sizes_of
+from dp_jax.data.source import DataError, Record, RecordError, SourceInfo, no_column
 
 
 class TfdsSource:
@@ -55,19 +57,22 @@ class TfdsSource:
     except Exception as error:
       # TFDS raises many types here, with messages of many lines; the first says what is wrong.
       reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-      raise ValueError(
-        f"cannot open split {split!r} of tfds:{name} in {where}: {reason} "
-        "(it must have been prepared with file_format='array_record')"
-      ) from error
+      raise DataError(
+        f"cannot open split {split!r} of tfds:{name} in {where}: it must have been prepared with"
+        " file_format='array_record'",
+        reason,
+      ) from None
     features = builder.info.features
     self._keys = (image_key, label_key)
-    self._info = _source_info(f"tfds:{name}/{split}", len(self._records), features, self._keys)
+    info = _source_info(f"tfds:{name}/{split}", len(self._records), features, self._keys)
+    # A slice counts records from the first or the last, so that one less moves its end.
+    self._info = replace(info, cut=f"the split {split!r}") if "[" in split else info
     sizes = {key: [info.num_examples, info.num_bytes] for key, info in builder.info.splits.items()}
-    # The shards are too large to read for a hash; a rewritten one has another time.
-    shards = sorted(pathlib.Path(builder.data_dir).glob("*array_record*"))
-    stats = [(shard.name, shard.stat().st_size, shard.stat().st_mtime_ns) for shard in shards]
-    description = [builder.info.full_name, split, len(self._records), sorted(sizes.items()), stats]
-    self._fingerprint = hashlib.sha256(repr(description).encode()).hexdigest()
+    self._shards = sorted(pathlib.Path(builder.data_dir).glob("*array_record*"))
+    self._description = [
+      builder.info.full_name, split, len(self._records), sorted(sizes.items()),
+      [shard.name for shard in self._shards],
+    ]  # fmt: skip
 
   @property
   def info(self) -> SourceInfo:
@@ -90,7 +95,7 @@ class TfdsSource:
       return {"inputs": np.asarray(record[image_key]), "label": record[label_key]}
     except Exception as error:
       # Whatever the decoder raises (Pillow alone has a dozen types) depends on this record.
-      raise RecordError(f"cannot be decoded: {type(error).__name__}") from error
+      raise RecordError(f"cannot be decoded: {type(error).__name__}") from None
 
   def gather(self, indices: np.ndarray) -> list[Record | RecordError]:
     """The records at `indices` (int64[n]), with the error in place of an undecodable one."""
@@ -107,8 +112,13 @@ class TfdsSource:
     raise no_column(self._info, name)
 
   def fingerprint(self) -> str:
-    """SHA-256 over name, version, split and the sizes on record; not over the contents."""
-    return self._fingerprint
+    """SHA-256 over name, version, split, and names and sizes of the shards of all splits.
+
+    And over their content where that is 64 MiB or less; else over a sample, as
+    `dp_jax.data.files.sample_digest` takes it. Times are left out, so that a copy has the same one.
+    """
+    sample = sample_digest(self._shards, sizes_of(self._shards))
+    return hashlib.sha256(repr((self._description, sample)).encode()).hexdigest()
 
 
 def _source_info(

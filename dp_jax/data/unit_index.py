@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import numbers
-from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-# One id a record, all strings or all numbers; an array, or a sequence of Python values.
-Ids = Sequence[Hashable] | np.ndarray
+from dp_jax.data.absent import ABSENT_IDS, absent
+from dp_jax.data.groups import to_numbers
+from dp_jax.data.unit_ids import Ids, as_array, look_alike
 
 _NO_ID = "has no unit id, so it belongs to no unit"
 _NOT_LISTED = "belongs to no unit on the list"
@@ -36,12 +35,17 @@ class UnitIndex:
     unit_of_records: int64[num_records], the unit of each record, used or cut off; -1 for none.
     without_unit: the records in no unit, and why. Not covered by a privacy guarantee.
     num_cut: how many records were cut off because their unit has more than K. Not covered either.
+    look_alike: groups of ids that are several units and may be one, by case, spaces within them or
+      zeros before a number. Not covered either.
+    num_respelled: how many ids of records are written in another way than they are compared.
   """
 
   members: np.ndarray
   unit_of_records: np.ndarray
   without_unit: dict[int, str] = field(default_factory=dict)
   num_cut: int = 0
+  look_alike: tuple[tuple[str, ...], ...] = ()
+  num_respelled: int = 0
 
   @classmethod
   def of_records(cls, num_records: int, max_records_per_unit: int) -> UnitIndex:
@@ -56,23 +60,30 @@ class UnitIndex:
     unit_ids: Ids,
     max_records_per_unit: int,
     units: Ids | None = None,
+    missing_values: tuple[str, ...] | None = None,
   ) -> UnitIndex:
-    """Groups records by id; ids are compared as they are: "7" and "07" are two units.
+    """Groups records by id, as `dp_jax.data.unit_ids.RULE` compares them.
+
+    Texts lose the spaces around them and are brought to one form of Unicode; "7.0" is "7". But "a"
+    and "A", "7" and "07" are two units: whether they are one person has to be decided before.
 
     Args:
-      unit_ids: [num_records], the one unit that each record belongs to. None, NaN and "" say that
-        it belongs to none. A record of two units is refused: whether it goes to one, or to none,
-        has to be decided before, by a rule that does not look at others.
+      unit_ids: [num_records], the one unit that each record belongs to. None, NaN, "" and what
+        `missing_values` names say that it belongs to none, but for an id that `units` lists. A
+        record of two units is refused: whether it goes to one, or to none, has to be decided
+        before, by a rule that does not look at others.
       max_records_per_unit: K. A unit with more keeps its first K.
       units: [num_units], the ids of all units in the order in which they are numbered; None numbers
         the ids that occur, sorted.
+      missing_values: texts that are no id; None takes `dp_jax.data.absent.ABSENT_IDS`.
 
     Raises:
-      ValueError: if ids are of several types or no single ids, `units` repeats an id, or there is
-        no unit at all.
+      ValueError: if ids are of several types or no single ids, `units` repeats an id, in whatever
+        spelling, or there is no unit at all.
     """
-    ids, missing = _as_array(unit_ids, "record")
+    ids, missing, respelled = as_array(unit_ids, "record")
     listed = None if units is None else _listed(units)
+    missing = missing | _undeclared(ids, listed, missing_values)
     codes = np.full(len(ids), -1, np.int64)
     if listed is None:
       found, codes[~missing] = np.unique(ids[~missing], return_inverse=True)
@@ -85,7 +96,20 @@ class UnitIndex:
     reasons = {int(i): _NO_ID for i in np.flatnonzero(missing)}
     reasons |= {int(i): _NOT_LISTED for i in np.flatnonzero((codes < 0) & ~missing)}
     members, num_cut = _cut(codes, num_units, max_records_per_unit)
-    return cls(members, codes, reasons, num_cut)
+    used = ids[~missing]
+    alike = look_alike(used) if used.dtype.kind == "U" else ()
+    return cls(members, codes, reasons, num_cut, alike, respelled)
+
+
+def _undeclared(
+  ids: np.ndarray, listed: np.ndarray | None, missing_values: tuple[str, ...] | None
+) -> np.ndarray:
+  """bool[n], which ids stand for none, and are no unit of the list."""
+  if ids.dtype.kind != "U":
+    numbers = to_numbers(np.array(missing_values or (), np.str_))
+    return np.isin(ids, numbers) if len(numbers) else np.zeros(len(ids), bool)
+  none = absent(ids, missing_values, ABSENT_IDS)
+  return none if listed is None or listed.dtype.kind != "U" else none & ~np.isin(ids, listed)
 
 
 def _cut(codes: np.ndarray, num_units: int, slots: int) -> tuple[np.ndarray, int]:
@@ -102,7 +126,7 @@ def _cut(codes: np.ndarray, num_units: int, slots: int) -> tuple[np.ndarray, int
 
 
 def _listed(units: Ids) -> np.ndarray:
-  listed, missing = _as_array(units, "entry")
+  listed, missing, _ = as_array(units, "entry")
   if missing.any():
     raise ValueError(f"entry {int(missing.argmax())} of units is empty")
   differing = len(np.unique(listed))
@@ -121,58 +145,3 @@ def _positions(ids: np.ndarray, listed: np.ndarray) -> np.ndarray:
   at = np.minimum(np.searchsorted(listed, ids, sorter=order), len(listed) - 1)
   found = order[at]
   return np.where(listed[found] == ids, found, -1)
-
-
-def _as_array(ids: Ids, owner: str) -> tuple[np.ndarray, np.ndarray]:
-  """Ids as an array of strings or numbers, and which of them are missing."""
-  array = ids if isinstance(ids, np.ndarray) and ids.dtype.kind != "O" else _typed(ids, owner)
-  if array.ndim != 1 or array.dtype.kind not in "USbiuf":
-    raise ValueError(
-      f"unit ids must be one number or string for each {owner}, not {array.dtype} of shape"
-      f" {array.shape}"
-    )
-  if array.dtype.kind == "f":
-    return array, np.isnan(array)
-  if array.dtype.kind in "US":
-    return array, array == np.zeros((), array.dtype)
-  return array, np.zeros(len(array), bool)
-
-
-def _typed(ids: Iterable[object], owner: str) -> np.ndarray:
-  """Python values as an array of the one type that they have; None becomes "" or NaN."""
-  values = list(ids)
-  kinds = {_kind(cls) for cls in set(map(type, values))}
-  if "other" in kinds:
-    bad = next(i for i, value in enumerate(values) if _kind(type(value)) == "other")
-    raise ValueError(
-      f"{owner} {bad} has the unit id {values[bad]!r}; give one number or string: a record that"
-      " belongs to several units has to be assigned to one or left out before"
-    )
-  nan = {i for i, v in enumerate(values) if v is None or v != v} if kinds - {"text"} else set()
-  used = {_kind(type(v)) for i, v in enumerate(values) if i not in nan} if nan else kinds
-  if len(used) > 1:
-    raise ValueError(f"unit ids mix types that have no order ({', '.join(sorted(used))})")
-  if used == {"number"}:
-    return _numbers(values, nan)
-  blank = b"" if used == {"bytes"} else ""
-  return np.array([blank if i in nan else v for i, v in enumerate(values)])
-
-
-def _numbers(values: list, nan: set[int]) -> np.ndarray:
-  array = np.array([0 if i in nan else v for i, v in enumerate(values)])
-  if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and np.abs(array).max() >= 2**53):
-    raise ValueError("unit ids are numbers too large to tell apart; give them as strings")
-  if nan:
-    array = array.astype(np.float64)
-    array[list(nan)] = np.nan
-  return array
-
-
-def _kind(cls: type) -> str:
-  if issubclass(cls, str):
-    return "text"
-  if issubclass(cls, bytes):
-    return "bytes"
-  if issubclass(cls, type(None)):
-    return "none"
-  return "number" if issubclass(cls, numbers.Real | np.bool_) else "other"

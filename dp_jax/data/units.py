@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 
 from dp_jax.data.records import RecordSpec, aligned_empty, complaint, read_records
 from dp_jax.data.source import Source, SourceInfo
-from dp_jax.data.unit_index import Ids, UnitIndex
+from dp_jax.data.unit_ids import Ids
+from dp_jax.data.unit_index import UnitIndex
+
+Strict = bool | Literal["quiet"]
 
 
 class UnitLoader:
@@ -26,9 +31,10 @@ class UnitLoader:
     spec: RecordSpec,
     *,
     max_records_per_unit: int = 1,
-    strict: bool = False,
+    strict: Strict = False,
     unit_ids: Ids | None = None,
     units: Ids | None = None,
+    missing_values: tuple[str, ...] | None = None,
   ):
     """Groups records into units.
 
@@ -37,11 +43,13 @@ class UnitLoader:
       spec: what they must look like.
       max_records_per_unit: K. A unit with more keeps its first K in the order of the source,
         which depends on that unit alone.
-      strict: raise on a malformed record, or one of no unit, instead of giving it zero weight.
+      strict: raise on a malformed record, or one of no unit, instead of giving it zero weight;
+        "quiet" does so without saying what is wrong with it, which private data need.
       unit_ids: [num_records], the unit of each record, as `UnitIndex.from_ids` takes them; None
         makes each record its own unit.
       units: [num_units], the ids of all units, those without records too, in the order in which
         they are numbered; None numbers the ids that occur, sorted.
+      missing_values: texts that are no id, as `UnitIndex.from_ids` takes them.
 
     Raises:
       ValueError: if K is below 1, `unit_ids` has another length or holds what is no single id,
@@ -68,7 +76,7 @@ class UnitLoader:
     self._spec = spec
     self._strict = strict
     self._bad_records: dict[int, str] = {}
-    self._index = _unit_index(len(source), unit_ids, units, max_records_per_unit)
+    self._index = _unit_index(len(source), unit_ids, units, max_records_per_unit, missing_values)
     self._note(self._index.without_unit)
 
   @property
@@ -110,6 +118,16 @@ class UnitLoader:
   def num_cut(self) -> int:
     """How many records are not used since their unit has more than K; not public."""
     return self._index.num_cut
+
+  @property
+  def look_alike(self) -> tuple[tuple[str, ...], ...]:
+    """Groups of ids that are several units and may be one person; not public."""
+    return self._index.look_alike
+
+  @property
+  def num_respelled(self) -> int:
+    """How many ids of records are written in another way than they are compared; not public."""
+    return self._index.num_respelled
 
   @property
   def bad_records(self) -> dict[int, str]:
@@ -162,18 +180,24 @@ class UnitLoader:
     """Remembers malformed records, or refuses them."""
     if problems and self._strict:
       index = min(problems)
-      raise ValueError(complaint(self._source, index, problems[index]))
+      raise ValueError(complaint(self._source, index, problems[index], show=self._strict is True))
     self._bad_records.update(problems)
 
 
-def _unit_index(num_records: int, unit_ids: Ids | None, units: Ids | None, slots: int) -> UnitIndex:
+def _unit_index(
+  num_records: int,
+  unit_ids: Ids | None,
+  units: Ids | None,
+  slots: int,
+  missing_values: tuple[str, ...] | None,
+) -> UnitIndex:
   if unit_ids is None:
     if units is not None:
       raise ValueError("units are given without unit_ids; give both, or neither")
     return UnitIndex.of_records(num_records, slots)
   if len(unit_ids) != num_records:
     raise ValueError(f"{len(unit_ids)} unit_ids for {num_records} records")
-  return UnitIndex.from_ids(unit_ids, slots, units)
+  return UnitIndex.from_ids(unit_ids, slots, units, missing_values)
 
 
 def _placed(values: np.ndarray, filled: np.ndarray) -> np.ndarray:

@@ -29,12 +29,19 @@ _PRIVATE = ("data_digest", "units_digest")
 def agree_on_run(run: Run, fixed_key: MasterKey | None) -> None:
   """Compares configuration, code, data, model, mechanism, and the key file if there is one.
 
+  Held-out data too: each host evaluates its share of them, and all must have as many. A run that
+  goes on does not compare them with those that it began with, unless it picks a step by them
+  (`Run.fingerprint`): no guarantee is about them.
+
   Raises:
     SharedError: on every host, naming what differs.
   """
   shown: dict[str, Any] = {**run.fingerprint(), "code": code_version(), "mesh": describe(run.mesh)}
   hidden = {f"{name} (the records)": shown.pop(name, None) for name in _PRIVATE}
   hidden["the number of units"] = run.loader.num_units
+  held_out = run.eval_loader.source
+  hidden["held_out_digest (the records of the evaluation split)"] = held_out.fingerprint()
+  hidden["the number of records of the evaluation split"] = len(held_out)
   hidden["the test key file"] = None if fixed_key is None else fixed_key.digest()
   agree(shown, hidden)
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from dp_jax.data.absent import ABSENT_IDS, absent
 from dp_jax.data.groups import bands
 from dp_jax.data.opening import open_source
 from dp_jax.data.records import RecordSpec
-from dp_jax.data.source import Source
+from dp_jax.data.source import Source, telling
 from dp_jax.data.table_spec import TableSpec
-from dp_jax.data.units import UnitLoader
+from dp_jax.data.unit_ids import RULE, canonical
+from dp_jax.data.units import Strict, UnitLoader
 from dp_jax.training.config import Config
 from dp_jax.training.data_config import DataConfig
 
@@ -38,15 +40,16 @@ def open_split(
       they were made from private records.
   """
   data = config.data
-  source = open_source(
-    data.source, name, path=data.path, seed=data.seed, num_records=data.num_records,
-    input_shape=data.input_shape or input_shape, resize=data.resize,
-    crop_fraction=data.crop_fraction, interpolation=data.interpolation,
-    class_names=data.class_names or class_names,
-    table=_table_spec(config, labelled) if data.source == "csv" else None,
-    input_column=data.image_column or (data.features or (None,))[0],
-    label_column=(data.label_columns or (None,))[0],
-  )  # fmt: skip
+  with telling(data.declared == "public"):
+    source = open_source(
+      data.source, name, path=data.path, seed=data.seed, num_records=data.num_records,
+      input_shape=data.input_shape or input_shape, resize=data.resize,
+      crop_fraction=data.crop_fraction, interpolation=data.interpolation,
+      class_names=data.class_names or class_names,
+      table=_table_spec(config, labelled) if data.source == "csv" else None,
+      input_column=data.image_column or (data.features or (None,))[0],
+      label_column=(data.label_columns or (None,))[0],
+    )  # fmt: skip
   if source.info.private and data.declared == "public":
     raise ValueError(
       f"data.declared='public', but the manifest of {data.path!r} says that it was made from data"
@@ -65,29 +68,56 @@ def _table_spec(config: Config, labelled: bool) -> TableSpec:
     image_column=data.image_column, image_root=data.image_root, uncertain=data.uncertain,
     blank=data.blank, split_column=data.split_column, eval_fraction=data.eval_fraction,
     eval_split=data.eval_split, unit_column=None if unit == "record" else unit, seed=data.seed,
-    labelled=labelled,
+    labelled=labelled, missing_values=data.missing_values,
   )  # fmt: skip
 
 
-def is_strict(data: DataConfig) -> bool:
+def is_strict(data: DataConfig) -> Strict:
   """Whether a malformed record is an error rather than one of zero weight."""
-  return data.strict or data.declared == "public"
+  if data.declared == "public":
+    return True
+  return "quiet" if data.strict else False
 
 
 def training_units(config: Config, source: Source, record: RecordSpec) -> UnitLoader:
   """The training records, grouped into what the guarantee protects.
 
   Raises:
-    ValueError: if the source has no column privacy.unit, or the list of units cannot be read; on
-      public data, and with data.strict, also if a record has no unit.
+    ValueError: if the source has no column privacy.unit, or the list of units cannot be read, or
+      other records decide which are used; on public data, and with data.strict, also if a record
+      has no unit.
   """
   data, unit = config.data, config.privacy.unit
-  ids = None if unit == "record" else source.column(unit)
-  units = None if data.units is None or ids is None else _read_units(Path(data.units), ids)
-  return UnitLoader(
-    source, record, max_records_per_unit=config.max_records_per_unit,
-    strict=is_strict(data), unit_ids=ids, units=units,
-  )  # fmt: skip
+  _refuse_cut(config, source)
+  with telling(data.declared == "public"):
+    ids = None if unit == "record" else source.column(unit)
+    units = None if data.units is None or ids is None else _read_units(Path(data.units), ids)
+    return UnitLoader(
+      source, record, max_records_per_unit=config.max_records_per_unit,
+      strict=is_strict(data), unit_ids=ids, units=units, missing_values=data.missing_values,
+    )  # fmt: skip
+
+
+def _refuse_cut(config: Config, source: Source) -> None:
+  """Refuses records that others let in: one unit less would then move more than itself (P19)."""
+  cut, privacy = source.info.cut, config.privacy
+  where = [
+    text for holds, text in (
+      (privacy.unit != "record", f"privacy.unit={privacy.unit!r}"),
+      (privacy.adjacency == "add_or_remove_one", "privacy.adjacency='add_or_remove_one'"),
+    ) if holds
+  ]  # fmt: skip
+  if not privacy.enabled or not cut or not where:
+    return
+  if cut.endswith("class_names=None"):
+    if privacy.adjacency != "add_or_remove_one":
+      return  # the statement lists the classes among what is treated as public
+    why, fix = "the classes are those that records have", "declare data.class_names"
+  else:
+    why = "a record that goes lets another one in, so that two change"
+    fix = "make the cut in the data themselves"
+  other = "" if privacy.unit != "record" else ", or use privacy.adjacency='zero_out'"
+  raise ValueError(f"{cut} has no place under {' and '.join(where)}: {why}; {fix}{other}.")
 
 
 def split_warnings(config: Config, source: Source, eval_source: Source) -> tuple[str, ...]:
@@ -96,10 +126,10 @@ def split_warnings(config: Config, source: Source, eval_source: Source) -> tuple
   if unit == "record" or config.data.declared != "public":
     return ()
   try:
-    ids = np.intersect1d(source.column(unit), eval_source.column(unit))
+    ids = np.intersect1d(canonical(source.column(unit)), canonical(eval_source.column(unit)))
   except ValueError:  # held-out data need not say whose they are
     return ()
-  count = int(np.sum(ids.astype(str) != ""))
+  count = int(np.sum(~absent(ids, config.data.missing_values, ABSENT_IDS)))
   if not count:
     return ()
   return (
@@ -108,12 +138,32 @@ def split_warnings(config: Config, source: Source, eval_source: Source) -> tuple
   )
 
 
+def id_warnings(config: Config, loader: UnitLoader) -> tuple[str, ...]:
+  """What is odd about the ids of units, on public data: on private data even that is not public."""
+  unit, alike = config.privacy.unit, loader.look_alike
+  if config.data.declared != "public":
+    return ()
+  found = []
+  if loader.num_respelled:
+    found.append(
+      f"{loader.num_respelled:,} values of {unit} are not written as they are compared: {RULE}"
+    )
+  if alike:
+    first = " and ".join(repr(each) for each in alike[0][:3])
+    found.append(
+      f"{sum(map(len, alike)):,} values of {unit} look like others and are units of their own, as"
+      f" {first}: if they are one person, that person is protected as several would be"
+    )
+  return tuple(found)
+
+
 def data_facts(config: Config, loader: UnitLoader) -> dict[str, Any]:
   """What is public of tables and units; how many records were cut off is not, on private data."""
   unit = config.privacy.unit
   facts: dict[str, Any] = _table_facts(config.data)
   if unit == "record":
     return facts
+  facts["unit_ids"] = RULE
   if config.data.units is not None:
     facts["units"] = f"the values of {unit} on a declared list"
   elif config.privacy.adjacency != "add_or_remove_one":  # else not even their number is public
@@ -159,10 +209,18 @@ def read_groups(data: DataConfig, source: Source) -> dict[str, np.ndarray]:
     ValueError: if the source lacks a column, or one with cut points holds no numbers.
   """
   cuts = data.group_bins or ((),) * len(data.groups or ())
-  return {
-    name: bands(source.column(name), points, name)
-    for name, points in zip(data.groups or (), cuts, strict=True)
-  }
+  with telling(data.declared == "public"):
+    return {
+      name: bands(_without_missing(source.column(name), data.missing_values), points, name)
+      for name, points in zip(data.groups or (), cuts, strict=True)
+    }
+
+
+def _without_missing(values: np.ndarray, missing: tuple[str, ...] | None) -> np.ndarray:
+  """Every text of a group is a value, but for what is declared to be none."""
+  if missing is None or values.dtype.kind not in "US":
+    return values
+  return np.where(np.isin(canonical(values), missing), "", values.astype(str))
 
 
 def _read_units(path: Path, ids: np.ndarray) -> np.ndarray:
@@ -171,7 +229,7 @@ def _read_units(path: Path, ids: np.ndarray) -> np.ndarray:
     lines = path.read_text("utf-8").splitlines()
   except (OSError, UnicodeDecodeError) as error:
     raise ValueError(f"data.units={str(path)!r} cannot be read: {error}") from error
-  listed = np.array([line.strip() for line in lines if line.strip()])
+  listed = canonical(np.array([line.strip() for line in lines if line.strip()]))
   if not len(listed):
     raise ValueError(f"data.units={str(path)!r} lists no unit")
   if ids.dtype.kind not in "biuf":

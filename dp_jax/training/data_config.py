@@ -33,8 +33,10 @@ class DataConfig:
     crop_fraction: of centre_crop, how much of the height and width is kept.
     interpolation: bilinear or bicubic, of images that are resized.
     class_names: of a folder source, its class folders in the order of their labels; left out,
-      those of the training split, sorted. Of a csv source, what a cell of each class holds.
-    num_records: cuts the source, or says how many to render.
+      those of the training split, sorted, which add_or_remove_one refuses. Of a csv source, what a
+      cell of each class holds.
+    num_records: cuts the source, or says how many to render. A cut is refused where a record that
+      goes would let the next one in: with units, and under add_or_remove_one.
     seed: picks the split or the drawings of sources that have a choice; never used for privacy.
     strict: on private data, stop at a malformed record, which reveals that it exists. Public data
       is always strict.
@@ -50,6 +52,10 @@ class DataConfig:
     feature_defaults: of each feature, the value in place of none; left out, mid-range.
     missing_indicators: adds for each feature an input that says whether it has no value.
     image_column, image_root: in place of features, a column of paths, and where they start.
+    missing_values: texts that stand for no value, in a cell of a csv source or as the id of a unit,
+      in place of the usual ones (NA, N/A, NaN, null, None, "." and the like in whatever case; as an
+      id also "unknown" and "missing"), and of a group, where otherwise every text is a value. What
+      a declaration names, a class or a unit on the list, is a value whatever it is called.
     uncertain, blank: what a label of -1, or of no value, stands for: ignore, zeros (or ones).
     split_column: the column that names the split of each row.
     eval_fraction: in place of it, the share of units whose rows are data.eval_split.
@@ -88,6 +94,7 @@ class DataConfig:
   missing_indicators: bool = False
   image_column: str | None = None
   image_root: str | None = None
+  missing_values: tuple[str, ...] | None = None
   uncertain: Uncertain = "ignore"
   blank: Blank = "ignore"
   split_column: str | None = None

@@ -20,7 +20,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from dp_jax.data.npy_resume import ResumableShards
 from dp_jax.data.records import RecordSpec, complaint
-from dp_jax.data.source import Source
+from dp_jax.data.source import Source, telling
 from dp_jax.data.units import UnitLoader
 from dp_jax.models.ancestry import to_list
 from dp_jax.models.backbones import Backbone, load_backbone
@@ -96,8 +96,9 @@ def prepare_features(config: FeaturesConfig) -> Extraction:
     input_shape=spec.input_shape, value_range=spec.value_range,
     compute_dtype=backbone.compute_dtype,
   )  # fmt: skip
-  for each in sources.values():
-    _columns(each, backbone.columns)
+  with telling(data.declared == "public"):
+    for each in sources.values():
+      _columns(each, backbone.columns)
   manifest = _manifest(config, loaded, sources, spec)
   return Extraction(config, loaded, sources, spec, manifest)
 
@@ -196,7 +197,8 @@ def _shard(
       index = int(records[start + row])
       problems[index] = f"a feature is not within what {out.dtype} holds: set backbone.dtype"
       if is_strict(data):
-        raise ValueError(complaint(source, index, problems[index]))
+        shown = data.declared == "public"
+        raise ValueError(complaint(source, index, problems[index], show=shown))
     features.append(np.where(real[:, None], out, np.zeros((), out.dtype)))
     label = units["label"][mask, 0].astype(np.int8 if extraction.spec.multilabel else np.int32)
     label[~real] = BAD_LABEL
@@ -269,6 +271,7 @@ def _manifest(
     split: [min(per_shard, len(source) - start) for start in range(0, len(source), per_shard)]
     for split, source in sources.items()
   }
+  cut = {split: each.info.cut for split, each in sources.items() if each.info.cut}
   return {
     "input_shape": [backbone.num_features],
     "input_dtype": config.backbone.dtype,
@@ -288,6 +291,7 @@ def _manifest(
       "source": data.source,
       "source_sha256": {split: _digest(each.fingerprint()) for split, each in sources.items()},
       "declared": data.declared,
+      **({"cut": cut} if cut else {}),
       "dp_jax": version("dp_jax"),
     },
   }  # fmt: skip

@@ -61,7 +61,9 @@ def people_of(config: Config, source: Source) -> tuple[str, np.ndarray]:
   if unit == "record":
     return unit, own
   try:
-    units = UnitIndex.from_ids(source.column(unit), max_records_per_unit=1).unit_of_records
+    missing = config.data.missing_values
+    index = UnitIndex.from_ids(source.column(unit), 1, missing_values=missing)
+    units = index.unit_of_records
     return unit, np.where(units < 0, len(own) + own, units)
   except Exception:  # they need not say whose they are, and ids have no common type
     return "record", own

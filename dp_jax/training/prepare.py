@@ -34,6 +34,7 @@ from dp_jax.training import tensorboard
 from dp_jax.training.config import Config, TrainConfig
 from dp_jax.training.data import (
   data_facts,
+  id_warnings,
   is_strict,
   open_split,
   read_groups,
@@ -133,6 +134,8 @@ class Run:
       content["features_ancestry"] = behind_features
     if self.mechanism.adjacency != "add_or_remove_one":  # else the number is secret
       content["num_units"] = self.loader.num_units
+    if self.config.checkpoint.best_metric is not None:  # which compares evaluations
+      content["held_out_digest"] = self.eval_loader.source.fingerprint()
     return content
 
 
@@ -165,7 +168,7 @@ def prepare(config: Config) -> Run:
     # Large ones are checked as they are read.
     for each in (source, eval_source):
       if not each.info.read_on_demand:
-        check_records(each, record)
+        check_records(each, record, show=data.declared == "public")
   views = Views(data.augment, data.views, data.min_crop_area)
   views.check(record.input_shape)
   solving, public = None, None
@@ -189,6 +192,7 @@ def prepare(config: Config) -> Run:
   warnings = (
     *_warnings(privacy, mechanism, divisor), *split_warnings(config, source, eval_source),
     *exposure_warnings(config, behind),
+    *id_warnings(config, loader),
   )  # fmt: skip
   run = Run(
     config, mesh, task, views, released, params, frozen, loader, eval_loader, privacy, mechanism,

@@ -127,8 +127,7 @@ def held_out_shares(release: Release, config: Config, delta: float) -> tuple[np.
       units or more.
   """
   loader = held_out_loader(release, config)
-  split, unit = config.data.eval_split, config.privacy.unit
-  index = _units(loader.source, unit, split)
+  split, index = config.data.eval_split, _units(loader.source, config)
   num_units = len(index.members)
   if delta >= 1 / num_units:
     raise ValueError(
@@ -160,11 +159,12 @@ def _check_unit(model: Ancestor, unit: str) -> None:
     )
 
 
-def _units(source: Source, unit: str, split: str) -> UnitIndex:
+def _units(source: Source, config: Config) -> UnitIndex:
   """Whose the records are, by the rule of training; unlike in `private/`, nothing is made up.
 
   Messages hold neither ids nor the names of other columns.
   """
+  unit, split = config.privacy.unit, config.data.eval_split
   if unit == "record":
     return UnitIndex.of_records(len(source), 1)
   try:
@@ -175,7 +175,7 @@ def _units(source: Source, unit: str, split: str) -> UnitIndex:
       " accuracy that is released needs to know whose each record is."
     ) from None
   try:
-    return UnitIndex.from_ids(ids, max_records_per_unit=1)
+    return UnitIndex.from_ids(ids, 1, missing_values=config.data.missing_values)
   except ValueError:
     raise ValueError(
       f"the column {unit!r} of the held-out data, the split {split!r}, does not say whose the"

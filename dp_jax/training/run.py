@@ -227,6 +227,9 @@ def _write_result(
   write_predictions(run, folder, released, evaluation.table)
   if any(bad_records.values()):  # which they were is not public
     write_text(folder.private / "bad_records.json", json.dumps(bad_records, indent=2) + "\n")
+  if run.loader.look_alike:  # nor is which ids do
+    text = json.dumps(run.loader.look_alike, indent=2) + "\n"
+    write_text(folder.private / "unit_ids_that_look_alike.json", text)
   data = run.config.data
   public = data.declared == "public"
   metrics = {data.eval_split: evaluation.scalars()} if public else {}

@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from dp_jax.data import RecordError, RecordSpec, UnitLoader, open_source
+from dp_jax.data.source import telling
 
 ARCHIVE = pathlib.Path(__file__).parents[3] / "shared" / "data" / "cifar10_jpeg.tar.xz"
 
@@ -41,7 +42,8 @@ def test_classes_can_be_declared_and_are_shared_by_the_splits(tmp_path):
   _write(tmp_path, "train", {"b/1.png": 1, "c/1.png": 2})
   source = _open(tmp_path, class_names=("c", "a", "b"))
   assert [record["label"] for record in source.gather(np.arange(2))] == [0, 2]
-  with pytest.raises(ValueError, match="has the folder 'c', which is not among the classes"):
+  told = "has the folder 'c', which is not among the classes"
+  with pytest.raises(ValueError, match=told), telling(True):
     _open(tmp_path, class_names=("a", "b"))
   with pytest.raises(ValueError, match="3 names, of which 2 differ"):
     _open(tmp_path, class_names=("b", "c", "b"))
@@ -109,3 +111,15 @@ def test_real_jpegs(tmp_path):
   assert images.shape == (200, 32, 32, 3) and images.std() > 30
   larger = open_source("folder", split, path=str(root), input_shape=(64, 48, 1))
   assert larger[7]["inputs"].shape == (64, 48, 1)
+
+
+def test_folders_that_systems_leave_are_no_classes_unless_declared(tmp_path):
+  junk = ("__MACOSX", "lost+found", "@eaDir", ".ipynb_checkpoints", "__pycache__", "#recycle")
+  _write(tmp_path, "train", {"a/1.png": 1, "b/1.png": 2, **{f"{name}/1.png": 3 for name in junk}})
+  (tmp_path / "train" / "Thumbs.db").write_bytes(b"x")
+  (tmp_path / "train" / "a" / "Thumbs.db").write_bytes(b"x")
+  for names in (None, ("a", "b")):
+    source = _open(tmp_path, class_names=names)
+    assert source.info.class_names == ("a", "b") and len(source) == 2
+  declared = _open(tmp_path, class_names=("a", "b", "__MACOSX", ".ipynb_checkpoints"))
+  assert [record["label"] for record in declared.gather(np.arange(len(declared)))] == [0, 1, 2, 3]

@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from dp_jax.data import RecordError, RecordSpec, UnitLoader, open_source
+from dp_jax.data.source import telling
 
 COUNT = 7
 LEVELS = np.arange(COUNT) * 30
@@ -120,7 +121,8 @@ def test_further_columns(tmp_path):
   assert source.column("patient").tolist() == [f"p{i // 2}" for i in range(COUNT)]
   ages = source.column("age")
   assert ages.dtype == np.float32 and np.isnan(ages[1]) and ages[0] == 40.5
-  with pytest.raises(ValueError, match="no column 'sex'; its columns: age, array, finding"):
+  told = "no column 'sex'; its columns: age, array, finding"
+  with pytest.raises(ValueError, match=told), telling(True):
     source.column("sex")
 
 
@@ -146,7 +148,8 @@ def test_what_is_no_data_set_is_refused(tmp_path, monkeypatch):
     _open(path, "validation")
   with pytest.raises(ValueError, match=r"declare data\.input_shape"):
     _open(path)
-  with pytest.raises(ValueError, match=r"no column 'x': set data\.image_column to one of scan"):
+  told = r"no column 'x': set data\.image_column; its columns: scan"
+  with pytest.raises(ValueError, match=told), telling(True):
     _open(path, input_column="x")
   with pytest.raises(ValueError, match="must hold images, vectors"):
     _open(path, input_column="patient")

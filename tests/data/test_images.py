@@ -107,7 +107,7 @@ def test_what_lies_outside_the_file_is_no_error_of_a_record(monkeypatch):
   decoder = ImageDecoder((8, 8, 3))
   for error in (OSError(errno.EMFILE, "too many open files"), OSError(errno.EIO, "drive")):
 
-    def fails(*arguments, error=error):
+    def fails(*arguments, error=error, **options):
       raise error
 
     monkeypatch.setattr(builtins, "open", fails)

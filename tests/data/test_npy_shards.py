@@ -8,6 +8,7 @@ import pytest
 
 from dp_jax.data import RecordSpec, UnitLoader, open_source
 from dp_jax.data.npy_writer import ShardWriter
+from dp_jax.data.source import telling
 
 RNG = np.random.default_rng(0)
 FEATURES = RNG.normal(size=(23, 5)).astype(np.float16)
@@ -40,7 +41,7 @@ def test_round_trip(tmp_path, records_per_shard, chunk):
   assert source.gather(np.zeros(0, np.int64))["inputs"].shape == (0, 5)
   np.testing.assert_array_equal(source.column("patient"), PATIENTS)
   assert len(open_source("npy", "test", path=path)) == 6
-  with pytest.raises(ValueError, match="no column 'age'; its columns: patient"):
+  with pytest.raises(ValueError, match="no column 'age'; its columns: patient"), telling(True):
     source.column("age")
   with pytest.raises(ValueError, match="no split 'validation'; it has train, test"):
     open_source("npy", "validation", path=path)
@@ -139,7 +140,8 @@ def test_without_a_manifest(tmp_path):
   assert source.info.num_classes is None and source.info.value_range == (0.0, 255.0)
   np.testing.assert_array_equal(source.gather(np.array([6, 0]))["inputs"], images[[6, 0]])
   np.save(tmp_path / "train_inputs_00001.npy", images[:2])
-  with pytest.raises(ValueError, match=r"00001.*\(2, 4, 4, 3\), but 3 records are expected"):
+  told = r"00001.*\(2, 4, 4, 3\), but 3 records are expected"
+  with pytest.raises(ValueError, match=told), telling(True):
     open_source("npy", "train", path=str(tmp_path))
 
 

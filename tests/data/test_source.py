@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from dp_jax.data import ArraySource, SourceInfo, open_source
+from dp_jax.data.source import telling
 
 
 def test_digits_split_is_a_partition_and_follows_the_seed():
@@ -64,7 +65,8 @@ def test_npz_one_file(tmp_path):
     assert source.info.num_classes is None  # reading it off the labels would depend on them
     np.testing.assert_array_equal(source[3]["inputs"][..., 0], images[3])
     assert source[3]["label"] == 3
-  with pytest.raises(ValueError, match=r"no array 'test_image' .*it has x_train, y_train"):
+  told = r"no array 'test_image' .*it has x_train, y_train"
+  with pytest.raises(ValueError, match=told), telling(True):
     open_source("npz", "test", path=path)
 
 
@@ -94,7 +96,7 @@ def test_npz_refuses_what_is_malformed(tmp_path):
   ]
   for arrays, message in cases:
     path = _write(tmp_path / "a.npz", **arrays)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message), telling(True):
       open_source("npz", "train", path=path)
   (tmp_path / "text.npz").write_text("not an archive")
   with pytest.raises(ValueError, match=r"not an \.npz archive"):

@@ -1,6 +1,7 @@
 """A tfds data set that is built here, written as array_record and read without TensorFlow."""
 
 import io
+import shutil
 import sys
 
 import numpy as np
@@ -106,3 +107,23 @@ def test_message_when_tfds_is_not_installed(monkeypatch):
   monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
   with pytest.raises(ValueError, match=r"pip install 'dp_jax\[tfds\]'"):
     open_source("tfds:mnist", "train")
+
+
+@pytest.mark.parametrize("split", ["train[:50%]", "train[10%:]", "train[:5]", "train[-3:]",
+                                   "train[:2]+train[4:]"])  # fmt: skip
+def test_a_slice_is_a_cut_that_depends_on_all_records(data_dir, split):
+  """P19: it counts from an end, so one record less lets another one in."""
+  assert open_source("tfds:tiny_scans", split, path=data_dir).info.cut == f"the split {split!r}"
+  assert open_source("tfds:tiny_scans", "train", path=data_dir).info.cut == ""
+
+
+def test_the_fingerprint_follows_the_content_of_shards(data_dir, tmp_path):
+  shutil.copytree(data_dir, tmp_path / "copy")
+  first = open_source("tfds:tiny_scans", "train", path=data_dir).fingerprint()
+  source = open_source("tfds:tiny_scans", "train", path=str(tmp_path / "copy"))
+  assert source.fingerprint() == first  # whatever its times
+  (shard,) = (tmp_path / "copy").rglob("*array_record*")
+  content = bytearray(shard.read_bytes())
+  content[len(content) // 2] ^= 1
+  shard.write_bytes(content)
+  assert source.fingerprint() != first

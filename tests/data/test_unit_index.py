@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from dp_jax.data.source import telling
 from dp_jax.data.unit_index import UnitIndex
 
 
@@ -67,5 +68,5 @@ def test_what_is_no_list_of_ids_is_refused():
     ([1], ["1"], "the ids of records are int64, those of units <U1"),
     (["a"], ["a", ""], "entry 1 of units is empty"),
   ):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message), telling(True):
       UnitIndex.from_ids(ids, 1, units)

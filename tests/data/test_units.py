@@ -112,14 +112,26 @@ def test_one_bad_record(bad, message):
       refuse()
 
 
-def test_values_that_are_not_finite_are_left_alone():
-  wide = np.array([np.nan, np.inf, -np.inf, 1e300, 0, 5], np.float64).reshape(2, 3, 1)
-  source = ListSource([{"inputs": wide, "label": 0}])
-  check_records(source, SPEC)
-  units, _ = UnitLoader(source, SPEC).load(np.array([0]), 1)
-  assert units["inputs"].dtype == np.float32 and units["record_mask"].all()
-  expected = [np.nan, np.inf, -np.inf, np.inf, 0, 5]
-  np.testing.assert_array_equal(units["inputs"].ravel(), expected)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e300])
+@pytest.mark.parametrize("stacked", [False, True])
+def test_a_record_of_values_that_are_not_finite_is_malformed(value, stacked):
+  """One pixel is enough; 1e300 does not fit into the float32 of a batch."""
+  images = np.zeros((3, 2, 3, 1))
+  images[1, 1, 2] = value
+  if stacked:
+    with np.errstate(over="ignore"):
+      images = images.astype(np.float32)
+    info = SourceInfo("arrays", 3, (2, 3, 1), None, (0.0, 1.0), input_dtype="float32")
+    source = ArraySource(info, images, np.zeros(3, np.int64))
+  else:
+    source = ListSource([{"inputs": image, "label": 0} for image in images])
+  loader = UnitLoader(source, SPEC)
+  units, mask = loader.load(np.arange(3), 4)
+  assert units["record_mask"][:, 0].tolist() == [True, False, True, False] and mask.sum() == 3
+  assert units["inputs"].dtype == np.float32 and not units["inputs"].any()
+  assert loader.bad_records == {1: "the inputs hold numbers that are not finite"}
+  with pytest.raises(ValueError, match=r"record 1 of \w+: the inputs hold numbers that are"):
+    check_records(source, SPEC)
 
 
 def test_check_records_names_the_first_of_several_in_a_later_chunk():
@@ -164,7 +176,7 @@ def test_what_contradicts_the_declaration_is_refused_at_once():
   for ids, units, message in (
     ([1, 2], None, "2 unit_ids for 1 records"),
     (["a"], ["a", "b", "a"], "units lists 3 ids, of which 2 differ"),
-    (["a"], [("a", "b")], "entry 0 has the unit id"),
+    (["a"], [("a", "b")], "entry 0 has a unit id that is no one number"),
     (None, ["a"], "units are given without unit_ids"),
   ):
     with pytest.raises(ValueError, match=message):

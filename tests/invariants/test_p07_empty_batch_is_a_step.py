@@ -20,9 +20,10 @@ def _run(folder, step):
       moves.append(max(np.abs(np.asarray(after.params[n]) - before[n]).max() for n in before))
     return after
 
-  # Of 200 units each is drawn with probability 0.001: with this key, most steps are empty.
+  # Of 1,437 units each is drawn with probability 0.0002: with this key, most steps are empty.
   config = small_config(
-    privacy__sampling_rate=0.001, privacy__delta=1e-6, privacy__adjacency="add_or_remove_one",
+    data={"source": "digits", "declared": "public"}, privacy__sampling_rate=0.0002,
+    privacy__delta=1e-6, privacy__adjacency="add_or_remove_one",
     privacy__expected_batch_size=50,
   )  # fmt: skip
   with pytest.MonkeyPatch.context() as patch:

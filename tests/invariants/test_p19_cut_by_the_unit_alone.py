@@ -5,19 +5,28 @@ changed in every way that it can be: it loses records, or all of them, gains som
 elsewhere. All others must keep their index and their records, or a step would differ by more than
 one unit. The broken variants cut by what others hold, or number units by where their records happen
 to stand.
+
+Under add_or_remove_one a record that goes moves those behind it up, so that a cut of any kind lets
+another one in; and what is taken as public off the records, such as their classes, may go with it.
 """
 
+import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from support import small_config, write_npz
 
-from dp_jax.data import ArraySource, RecordSpec, SourceInfo, UnitLoader
+from dp_jax.data import ArraySource, RecordSpec, SourceInfo, UnitLoader, open_source
+from dp_jax.data.source import Head
 from dp_jax.privacy import MasterKey, Mechanism, Stream
+from dp_jax.training.data import training_units
 from dp_jax.training.prepare import Run, prepare
+from dp_jax.training.run import train
 
 NAMES = ["ann", "bob", "cat", "dan", "eve"]
 K = 3
@@ -152,7 +161,7 @@ def test_a_unit_that_is_gone_leaves_the_others_in_their_order():
 
 @pytest.mark.parametrize("two", [("ann", "bob"), ["ann", "bob"], {"ann", "bob"}, np.array([1, 2])])
 def test_a_record_of_two_units_is_refused(two):
-  with pytest.raises(ValueError, match="record 1 has the unit id"):
+  with pytest.raises(ValueError, match="record 1 has a unit id that is no one number"):
     UnitLoader(blank_source(2), SPEC, unit_ids=["ann", two])
 
 
@@ -190,6 +199,96 @@ def test_a_cut_of_all_records_together_is_refused(tmp_path):
   """data.num_records would be `by_what_is_left`."""
   with pytest.raises(ValueError, match=r"data\.num_records=5 has no place where units are grouped"):
     run_of(tmp_path, [(name, i) for i, name in enumerate(NAMES)], num_records=5)
+
+
+def of_records(count: int, cut: str = "") -> ArraySource:
+  """Records of their own units; the label says which."""
+  info = SourceInfo("made up", count, (1, 1, 1), None, (0.0, 1.0), input_dtype="float32", cut=cut)
+  return ArraySource(info, np.zeros((count, 1, 1, 1), np.float32), np.arange(count))
+
+
+def without(source: ArraySource, gone: int) -> ArraySource:
+  rows = source.gather(np.delete(np.arange(len(source)), gone))
+  info = dataclasses.replace(source.info, num_records=len(source) - 1)
+  return ArraySource(info, rows["inputs"], rows["label"])
+
+
+@pytest.mark.parametrize(("cut", "gone"), [(slice(4), 2), (slice(-4, None), 7), (slice(2, 6), 1)])
+def test_a_cut_lets_another_record_in(cut, gone):
+  """The broken variant: one record less changes two units, so the sum moves by up to 2 C."""
+
+  def kept(source: Any) -> np.ndarray:
+    return source.gather(np.arange(len(source)))["label"]
+
+  whole, less = kept(of_records(10)), kept(without(of_records(10), gone))
+  assert len({*whole} ^ {*less}) == 1
+  assert len({*whole[cut]} ^ {*less[cut]}) == 2
+  head = Head(of_records(10), 4)
+  np.testing.assert_array_equal(kept(head), whole[:4])
+  assert head.info.cut == "data.num_records=4"
+
+
+UNBOUNDED = {"adjacency": "add_or_remove_one", "sampling_rate": 0.3, "expected_batch_size": 3.0,
+             "epsilon": 4.0, "delta": 1e-3}  # fmt: skip
+
+
+def test_a_cut_is_refused_under_add_or_remove_one_before_anything_is_written(tmp_path):
+  images = np.zeros((12, 1, 1, 1), np.float32)
+  write_npz(tmp_path / "data", images, np.arange(12))
+  data = {"source": "npz", "path": str(tmp_path / "data"), "num_classes": 12, "num_records": 10}
+  config = small_config(data=data, model={"name": "linear"}, privacy=UNBOUNDED)
+  with pytest.raises(
+    ValueError, match=r"data\.num_records=10 has no place under .*add_or"
+  ) as error:
+    train(config, tmp_path / "run", progress=False)
+  said = str(error.value)
+  assert "make the cut in the data themselves" in said and "'zero_out'" in said
+  assert not (tmp_path / "run").exists()
+  whole = {name: value for name, value in data.items() if name != "num_records"}
+  assert prepare(small_config(data=whole, model={"name": "linear"}, privacy=UNBOUNDED))
+  blank = {"epsilon": 4.0, "delta": 1e-3, "sampling_rate": 0.3}
+  for privacy in (blank, {**blank, "adjacency": "replace_one"}):
+    assert prepare(small_config(data=data, model={"name": "linear"}, privacy=privacy))
+
+
+@pytest.mark.parametrize("cut", ["the split 'train[:50%]'", "the manifest's data.num_records=4"])
+@pytest.mark.parametrize("privacy", [{"adjacency": "add_or_remove_one"}, {"unit": "person"}])
+def test_whoever_made_the_cut_it_is_refused(cut, privacy):
+  config = small_config(data={"source": "npz", "num_classes": 10}, privacy={**UNBOUNDED, **privacy})
+  with pytest.raises(ValueError, match="lets another one in") as error:
+    training_units(config, of_records(4, cut), SPEC)
+  assert str(error.value).startswith(cut)
+  if "unit" not in privacy:
+    assert training_units(config, of_records(4), SPEC)
+
+
+def test_drawn_digits_are_as_many_as_asked_for_and_no_cut():
+  assert open_source("rendered_digits", "train", num_records=10).info.cut == ""
+
+
+def test_a_cut_goes_with_the_features_that_are_made_of_it(tmp_path):
+  np.save(tmp_path / "train_inputs_00000.npy", np.zeros((4, 2), np.float32))
+  np.save(tmp_path / "train_labels_00000.npy", np.zeros(4, np.int64))
+  manifest = {"splits": {"train": [4]}, "origin": {"cut": {"train": "data.num_records=4"}}}
+  (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+  source = open_source("npy", "train", path=str(tmp_path))
+  assert source.info.cut == "the manifest's data.num_records=4"
+
+
+def test_classes_that_records_have_are_refused_under_add_or_remove_one(tmp_path):
+  """A class of one image would go with it, and the model would have one output less."""
+  for split in ("train", "test"):
+    for name in ("a", "b"):
+      (tmp_path / split / name).mkdir(parents=True)
+      image = Image.fromarray(np.zeros((6, 6), np.uint8))
+      image.save(tmp_path / split / name / "1.png")
+  data = {"source": "folder", "path": str(tmp_path), "input_shape": (6, 6, 1)}
+  model = {"name": "linear"}
+  with pytest.raises(ValueError, match=r"class_names=None .*those that records have; declare"):
+    prepare(small_config(data=data, model=model, privacy=UNBOUNDED))
+  declared = {**data, "class_names": ("a", "b")}
+  assert prepare(small_config(data=declared, model=model, privacy=UNBOUNDED)).task.spec.num_classes
+  assert prepare(small_config(data=data, model=model))
 
 
 def run_of(folder: Path, records: Records, **data: Any) -> Run:

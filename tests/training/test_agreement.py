@@ -1,10 +1,12 @@
 """What hosts say to each other, without processes: what each piece does."""
 
+import numpy as np
 import pytest
-from support import small_config
+from support import small_config, write_npz
 
 from dp_jax.privacy.keys import MasterKey
 from dp_jax.training import distributed
+from dp_jax.training.agreement import agree_on_run
 from dp_jax.training.prepare import prepare
 from dp_jax.training.stopping import Stopped
 from dp_jax.training.zero_head import head_at_zero
@@ -88,3 +90,45 @@ def test_a_shared_end_is_not_taken_for_a_failure_of_one(monkeypatch):
   for error in (Stopped("asked to stop"), distributed.SharedError("all")):
     with pytest.raises(type(error)), distributed.stopping_all():
       raise error
+
+
+def _held_out(folder, level, count):
+  """The same training data, and held-out data of a level and number."""
+  write_npz(folder, np.zeros((6, 2, 2, 1), np.float32), np.arange(6) % 2, splits=("train",))
+  images = np.full((count, 2, 2, 1), level, np.float32)
+  write_npz(folder, images, np.arange(count) % 2, splits=("test",))
+  return small_config(
+    data={"source": "npz", "path": str(folder), "num_classes": 2}, model={"name": "linear"}
+  )
+
+
+@pytest.mark.parametrize(("level", "count", "differs"), [(0, 8, False), (1, 8, True), (0, 7, True)])
+def test_hosts_of_other_held_out_data_stop_before_the_first_step(
+  tmp_path, monkeypatch, level, count, differs
+):
+  """P18: else the accuracy is of a mixture, or all hosts stop after the training."""
+  folder = tmp_path / "data"  # each host has a folder of its own under this name
+  here = prepare(_held_out(folder, 0, 8))
+  there = prepare(_held_out(folder, level, count))
+  said = []
+  monkeypatch.setattr("jax.process_count", lambda: 2)
+  monkeypatch.setattr(distributed, "gather", lambda text: said.append(text) or [said[0], text])
+  agree_on_run(here, None)
+  if not differs:
+    agree_on_run(there, None)
+    return
+  with pytest.raises(distributed.SharedError, match="the records of the evaluation split"):
+    agree_on_run(there, None)
+  assert here.data_digest == there.data_digest and here.fingerprint() == there.fingerprint()
+
+
+def test_a_run_that_picks_a_step_by_held_out_data_goes_on_with_the_same(tmp_path):
+  """P10: else evaluations on two data sets would be compared."""
+  digests = []
+  for level in (0, 1):
+    config = _held_out(tmp_path / "data", level, 8)
+    values = {**config.to_dict(), "eval": {"every": 1}}
+    values["checkpoint"]["best_metric"] = "accuracy"
+    values["data"]["declared"] = "public"
+    digests.append(prepare(type(config).from_dict(values)).fingerprint()["held_out_digest"])
+  assert digests[0] != digests[1]

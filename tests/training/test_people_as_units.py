@@ -154,6 +154,29 @@ def test_how_many_records_people_have_shows_nowhere(tmp_path, capfd):
   assert shown[0] == shown[1]
 
 
+def test_ids_that_look_alike_are_told_of_public_data_and_kept_of_private(tmp_path, capfd):
+  """A person under two spellings is two units; what cannot be two is one, and counted."""
+  people = ["ann", "Ann", "7", "07", "bob", "bob ", "cat", "NA", "unknown"]
+  rng = np.random.default_rng(0)
+  images, labels = rng.integers(0, 255, (9, 4, 4, 1), np.uint8), rng.integers(0, 3, 9)
+  data = write_npz(tmp_path / "data", images, labels, person=np.array(people))
+  config = config_of(data, data__declared="private", privacy__delta=1e-4)
+  run = prepare(config)
+  assert run.loader.num_units == 6 and run.warnings == ()
+  train(config, tmp_path / "run", progress=False)
+  assert capfd.readouterr() == ("", "")
+  kept = json.loads((tmp_path / "run/private/unit_ids_that_look_alike.json").read_text())
+  assert kept == [["07", "7"], ["Ann", "ann"]]
+  record = json.loads((tmp_path / "run/release/privacy.json").read_text())
+  assert "'7' and '07' are two units" in record["treated_as_public"]["unit_ids"]
+  with pytest.raises(ValueError, match=r"record 7 of train.npz/train: has no unit id"):
+    prepare(config_of(data, privacy__delta=1e-4))
+  write_npz(tmp_path / "data", images[:7], labels[:7], person=np.array(people[:7]))
+  _, respelled, alike = prepare(config_of(data, privacy__delta=1e-4)).warnings
+  assert respelled.startswith("1 values of person are not written as they are compared")
+  assert alike.startswith("4 values of person look like others") and "'07' and '7'" in alike
+
+
 def test_people_in_both_splits_are_named_on_public_data_alone(data, tmp_path):
   """The file of this test has the same people in both."""
   (warning,) = prepare(config_of(data, privacy__delta=1e-4)).warnings
