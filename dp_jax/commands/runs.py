@@ -110,7 +110,7 @@ def _define_evaluate(values: flags.FlagValues) -> None:
 
 
 def _evaluate(values: flags.FlagValues, arguments: list[str]) -> int:
-  from dp_jax.training.release import evaluate_release
+  from dp_jax.training.using import evaluate_release
 
   path, config = one_argument(arguments, "release folder"), config_of(values)
   given: list[Any] = [values[name].value for name in ("release_epsilon", "release_delta", "ledger")]
@@ -139,7 +139,7 @@ def _define_predict(values: flags.FlagValues) -> None:
 
 
 def _predict(values: flags.FlagValues, arguments: list[str]) -> int:
-  from dp_jax.training.release import predict_release
+  from dp_jax.training.using import predict_release
 
   if not values["out"].value:
     raise ValueError("give --out=FILE.csv.")

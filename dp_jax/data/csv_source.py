@@ -111,6 +111,11 @@ class CsvSource:
         records.append(error)
     return records
 
+  def file_of(self, index: int) -> str:
+    """The image file of a record, "" for none: for messages on public data alone."""
+    named = "" if self._paths is None else self._paths[index]
+    return os.path.join(self._root, named) if named else ""
+
   def column(self, name: str) -> np.ndarray:
     """A column as strings without spaces around them; "" for no value.
 

@@ -123,6 +123,10 @@ class FolderSource:
       except RecordError as error:
         yield error
 
+  def file_of(self, index: int) -> str:
+    """The file of a record: for messages on public data, since names can tell of people."""
+    return f"{self._root}/{self._files[index]}"
+
   def column(self, name: str) -> np.ndarray:
     """A folder has no columns."""
     raise no_column(self._info, name)

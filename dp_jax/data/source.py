@@ -143,6 +143,12 @@ def no_column(info: SourceInfo, name: str, columns: Iterable[str] = ()) -> DataE
   return DataError(f"{info.name} has no column {name!r}", f"its columns: {there}")
 
 
+def file_of(source: Source, index: int) -> str:
+  """The file of a record where a source has one for each, else "": for public data alone."""
+  named = getattr(source, "file_of", None)
+  return "" if named is None else str(named(index))
+
+
 class ArraySource:
   """A source that holds all its records in arrays."""
 
@@ -240,6 +246,10 @@ class Head:
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(self)):
       raise IndexError("no such records")
     return self._source.gather(indices)
+
+  def file_of(self, index: int) -> str:
+    """The file of a record of the other source, "" if it names none."""
+    return file_of(self._source, index)
 
   def column(self, name: str) -> np.ndarray:
     """The first values of a column of the other source."""

@@ -45,6 +45,8 @@ class ModelSpec:
     value_range: (low, high) of the raw values, mapped to [-1, 1] before the model.
     class_names: names of the classes, or () where they have none.
     multilabel: the outputs are yes-or-no labels of their own, not classes of which one is right.
+    reading: how a record became these inputs, by the names of the data section: JSON values. Empty
+      where nothing is known of it.
   """
 
   name: str
@@ -54,6 +56,7 @@ class ModelSpec:
   value_range: tuple[float, float]
   class_names: tuple[str, ...] = ()
   multilabel: bool = False
+  reading: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def build(self, seed: int, compute_dtype: str = "float32") -> nnx.Module:
     """A freshly initialised module.
@@ -85,7 +88,10 @@ class ModelSpec:
       raise ValueError(f"the sizes {dict(self.sizes)} do not fit {self.name}: {error}.") from error
 
   def to_json(self) -> str:
-    return json.dumps(dataclasses.asdict(self), sort_keys=True)
+    fields = dataclasses.asdict(self)
+    if not self.reading:  # as before there was one
+      del fields["reading"]
+    return json.dumps(fields, sort_keys=True)
 
   @classmethod
   def from_json(cls, text: str) -> "ModelSpec":

@@ -13,9 +13,11 @@ from dp_jax.data.records import RecordSpec
 from dp_jax.data.source import Source, telling
 from dp_jax.data.table_spec import TableSpec
 from dp_jax.data.unit_ids import RULE, canonical
+from dp_jax.data.unit_index import UnitIndex
 from dp_jax.data.units import Strict, UnitLoader
 from dp_jax.training.config import Config
 from dp_jax.training.data_config import DataConfig
+from dp_jax.training.reading import image_facts
 
 
 def open_split(
@@ -157,10 +159,43 @@ def id_warnings(config: Config, loader: UnitLoader) -> tuple[str, ...]:
   return tuple(found)
 
 
+def check_held_out(config: Config, source: Source, eval_source: Source) -> None:
+  """Refuses, before anything is spent, held-out data that an evaluation would stop at.
+
+  Raises:
+    ValueError: if a column of data.groups is missing or does not hold one value a record, its
+      classes are not those of the training split, or it has the column of units but no ids in it.
+  """
+  data, unit = config.data, config.privacy.unit
+  split = f"data.eval_split={data.eval_split!r}"
+  ours, theirs = source.info.class_names, eval_source.info.class_names
+  if ours and theirs and tuple(ours) != tuple(theirs):
+    raise ValueError(f"the classes of {split} are not those of the training split, in its order.")
+  for name, groups in read_groups(data, eval_source).items():
+    if groups.shape != (len(eval_source),):
+      raise ValueError(f"column {name!r} of data.groups must hold one value a record in {split}.")
+  if unit == "record":
+    return
+  try:
+    ids = eval_source.column(unit)
+  except ValueError:  # held-out data need not say whose they are
+    return
+  try:
+    UnitIndex.from_ids(ids, 1, missing_values=data.missing_values)
+  except ValueError as error:
+    # Not the error itself, which can quote an id.
+    public = data.declared == "public"
+    told = f" ({error})" if public else ""
+    raise ValueError(
+      f"column {unit!r} of {split} does not say whose each record is{told}: it needs one number or"
+      " string for each record, not all of them missing; or leave the column out of that split."
+    ) from (error if public else None)
+
+
 def data_facts(config: Config, loader: UnitLoader) -> dict[str, Any]:
   """What is public of tables and units; how many records were cut off is not, on private data."""
   unit = config.privacy.unit
-  facts: dict[str, Any] = _table_facts(config.data)
+  facts: dict[str, Any] = {**_table_facts(config.data), **image_facts(config.data)}
   if unit == "record":
     return facts
   facts["unit_ids"] = RULE
@@ -183,6 +218,7 @@ def _table_facts(data: DataConfig) -> dict[str, Any]:
   if data.features:
     facts["feature_ranges"] = data.feature_ranges
     facts["feature_defaults"] = data.feature_defaults or "the middle of each range"
+    facts["missing_indicators"] = data.missing_indicators
   return facts
 
 

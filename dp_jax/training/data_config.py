@@ -40,6 +40,9 @@ class DataConfig:
     seed: picks the split or the drawings of sources that have a choice; never used for privacy.
     strict: on private data, stop at a malformed record, which reveals that it exists. Public data
       is always strict.
+    check: where records are in files and malformed ones stop a run (public data, or strict): "all"
+      reads each before the budget is reserved, which takes as long as one pass over them; "first"
+      reads the first of each split, and a bad one that a later step meets costs what was reserved.
     max_records_per_unit: K, the most records of a unit that are used. Left out, it is 1 where each
       record is its own unit, and DEFAULT_RECORDS_PER_UNIT where privacy.unit names a column.
     units: a file that lists the ids of all units, one a line, in the order in which they are
@@ -83,6 +86,7 @@ class DataConfig:
   num_records: int | None = None
   seed: int = 0
   strict: bool = False
+  check: Literal["all", "first"] = "all"
   max_records_per_unit: int | None = None
   units: str | None = None
   groups: tuple[str, ...] | None = None

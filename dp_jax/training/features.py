@@ -25,7 +25,7 @@ from dp_jax.data.units import UnitLoader
 from dp_jax.models.ancestry import to_list
 from dp_jax.models.backbones import Backbone, load_backbone
 from dp_jax.training.agreement import check_shared
-from dp_jax.training.config import Config
+from dp_jax.training.config import Config, PrivacyConfig
 from dp_jax.training.data import is_strict, open_split
 from dp_jax.training.distributed import (
   agree,
@@ -37,6 +37,7 @@ from dp_jax.training.distributed import (
   together,
 )
 from dp_jax.training.features_config import FeaturesConfig
+from dp_jax.training.first_records import check_first_records
 from dp_jax.training.prepare import record_spec
 from dp_jax.training.progress import Progress
 
@@ -83,7 +84,7 @@ def prepare_features(config: FeaturesConfig) -> Extraction:
     ValueError: if the data, the weights or the columns are not there or do not fit each other.
   """
   data, backbone = config.data, config.backbone
-  run = Config(data=data)
+  run = Config(data=data, privacy=PrivacyConfig(unit=config.privacy.unit))
   source = open_split(run, data.train_split)
   names = source.info.class_names or None
   sources = {
@@ -97,8 +98,10 @@ def prepare_features(config: FeaturesConfig) -> Extraction:
     compute_dtype=backbone.compute_dtype,
   )  # fmt: skip
   with telling(data.declared == "public"):
-    for each in sources.values():
-      _columns(each, backbone.columns)
+    for split, each in sources.items():
+      _columns(each, config.columns)
+      private = data.declared == "private"
+      check_first_records(UnitLoader(each, spec), f"the split {split!r}", private=private)
   manifest = _manifest(config, loaded, sources, spec)
   return Extraction(config, loaded, sources, spec, manifest)
 
@@ -205,7 +208,7 @@ def _shard(
     labels.append(label)
     bar.update(None)
   problems |= loader.bad_records
-  columns = _columns(source, extraction.config.backbone.columns)
+  columns = _columns(source, extraction.config.columns)
   arrays = {
     "inputs": np.concatenate(features),
     "labels": np.concatenate(labels),
@@ -278,7 +281,7 @@ def _manifest(
     "num_classes": spec.num_classes,
     "class_names": list(sources[data.train_split].info.class_names),
     "value_range": [-1.0, 1.0],
-    "columns": sorted(config.backbone.columns),
+    "columns": sorted(config.columns),
     "splits": counts,
     "origin": {
       "backbone": {"name": config.backbone.name, "size": config.backbone.size},

@@ -38,11 +38,24 @@ class BackboneConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class UnitConfig:
+  """Whose the records are.
+
+  Attributes:
+    unit: as in a run: "record", or the column by which data.eval_fraction splits. That column is
+      kept beside the features, as one of backbone.columns, for privacy.unit of the run on them.
+  """
+
+  unit: str = "record"
+
+
+@dataclasses.dataclass(frozen=True)
 class FeaturesConfig:
   """What to extract features from, and with what."""
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   backbone: BackboneConfig = dataclasses.field(default_factory=BackboneConfig)
+  privacy: UnitConfig = dataclasses.field(default_factory=UnitConfig)
 
   @classmethod
   def from_dict(cls, values: Mapping[str, Any]) -> "FeaturesConfig":
@@ -54,11 +67,20 @@ class FeaturesConfig:
     config = from_mapping(cls, values, "config")
     if not config.data.source:
       raise ValueError("data.source='' must name a source.")
+    if not config.privacy.unit:
+      raise ValueError("privacy.unit='' must name a column.")
     for name in ("microbatch_size", "records_per_shard"):
       value = getattr(config.backbone, name)
       if value < 1:
         raise ValueError(f"backbone.{name}={value} must be at least 1.")
     return config
+
+  @property
+  def columns(self) -> tuple[str, ...]:
+    """Those that are kept beside the features: backbone.columns, and that of the unit."""
+    unit = self.privacy.unit
+    own = () if unit == "record" or unit in self.backbone.columns else (unit,)
+    return (*self.backbone.columns, *own)
 
   def to_dict(self) -> dict[str, Any]:
     """Nested dictionaries, with lists for tuples, as they are read back from JSON."""

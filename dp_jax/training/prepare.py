@@ -4,11 +4,9 @@ import dataclasses
 import functools
 import hashlib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
@@ -23,29 +21,31 @@ from dp_jax.gradients.per_unit import check_loss
 from dp_jax.models import weights
 from dp_jax.models.ancestry import Lineage
 from dp_jax.models.build import ModelSpec
-from dp_jax.models.functional import Arrays, partition, split
+from dp_jax.models.functional import Arrays
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.shares import joint
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report.privacy_json import delta_warnings
-from dp_jax.tasks.build import build_task
 from dp_jax.tasks.classification import Classification
 from dp_jax.training import tensorboard
 from dp_jax.training.config import Config, TrainConfig
 from dp_jax.training.data import (
+  check_held_out,
   data_facts,
   id_warnings,
   is_strict,
   open_split,
-  read_groups,
   split_warnings,
   training_units,
   units_digest,
 )
 from dp_jax.training.data_config import DataConfig
+from dp_jax.training.first_records import FACT, check_first_records
 from dp_jax.training.mesh import build_mesh, one_device
+from dp_jax.training.model_setup import build_model, in_compute_dtype, model_spec
 from dp_jax.training.provenance import ancestry, exposure_warnings, weights_warnings
 from dp_jax.training.public_features import PublicFeatures, read_public_features
+from dp_jax.training.reading import starting_warnings
 from dp_jax.training.selection import check_selection
 from dp_jax.training.solving import Solving, check_features, make_solving
 from dp_jax.training.target import make_mechanism, make_spec
@@ -114,6 +114,7 @@ class Run:
   def fingerprint(self) -> dict[str, Any]:
     """What must be the same when the run goes on after a crash."""
     arrays = {**self.params, **self.frozen}
+    spec = dataclasses.replace(self.task.spec, reading={})  # the configuration says it
     content = {
       **self.config.to_dict(),
       "mechanism": self.mechanism.to_dict(),
@@ -124,7 +125,7 @@ class Run:
       "units_digest": self.units_digest,
       "public_features_digest": self.public_features and self.public_features.digest,
       # Values too: frozen arrays are made anew by each process, and are not in the checkpoint.
-      "model_digest": hashlib.sha256(weights.to_bytes(arrays, self.task.spec)).hexdigest(),
+      "model_digest": hashlib.sha256(weights.to_bytes(arrays, spec)).hexdigest(),
       "model_arrays": {name: [str(x.dtype), *x.shape] for name, x in arrays.items()},
       "trained": sorted(self.params),
     }
@@ -163,12 +164,8 @@ def prepare(config: Config) -> Run:
     )
   loader = training_units(config, source, record)
   eval_loader = UnitLoader(eval_source, record, strict=is_strict(data))  # one record each
-  read_groups(data, eval_source)  # so that a column that is missing is an error now
-  if is_strict(data):
-    # Large ones are checked as they are read.
-    for each in (source, eval_source):
-      if not each.info.read_on_demand:
-        check_records(each, record, show=data.declared == "public")
+  check_held_out(config, source, eval_source)
+  _check_records(config, loader, eval_loader)
   views = Views(data.augment, data.views, data.min_crop_area)
   views.check(record.input_shape)
   solving, public = None, None
@@ -177,10 +174,10 @@ def prepare(config: Config) -> Run:
     public = read_public_features(config, record, (source, eval_source))
     statistics = None if public is None else public.statistics
     solving = make_solving(config, make_spec(config), loader.num_units, record, statistics)
-  spec = _model_spec(config, record, source, solving)
+  spec = model_spec(config, record, source, solving)
   check_selection(config, spec.num_classes)
-  released, params, frozen, weights_digest = _model(config, spec)
-  task = _in_compute_dtype(released, config)
+  released, params, frozen, weights_digest = build_model(config, spec)
+  task = in_compute_dtype(released, config)
   if solving is None:
     privacy, mechanism = make_mechanism(config, loader.num_units)
   else:
@@ -193,6 +190,7 @@ def prepare(config: Config) -> Run:
     *_warnings(privacy, mechanism, divisor), *split_warnings(config, source, eval_source),
     *exposure_warnings(config, behind),
     *id_warnings(config, loader),
+    *starting_warnings(config, source),
   )  # fmt: skip
   run = Run(
     config, mesh, task, views, released, params, frozen, loader, eval_loader, privacy, mechanism,
@@ -205,6 +203,20 @@ def prepare(config: Config) -> Run:
   if solving is None:
     _check_units_apart(run)
   return run
+
+
+def _check_records(config: Config, loader: UnitLoader, eval_loader: UnitLoader) -> None:
+  """Refuses malformed records where that is asked for, and data of which nothing can be used.
+
+  On public data large ones are read in full before the budget is reserved, not here.
+  """
+  data = config.data
+  for key, split_loader in (("train_split", loader), ("eval_split", eval_loader)):
+    if is_strict(data) and not split_loader.source_info.read_on_demand:
+      shown = data.declared == "public"
+      check_records(split_loader.source, split_loader.spec, show=shown)
+    split = f"data.{key}={getattr(data, key)!r}"
+    check_first_records(split_loader, split, private=data.declared != "public")
 
 
 def _check_units_apart(run: Run) -> None:
@@ -236,48 +248,6 @@ def record_spec(data: DataConfig, source: Source) -> tuple[RecordSpec, list[str]
   return RecordSpec(shape, values["num_classes"], ends, info.multilabel), assumed
 
 
-def _model_spec(
-  config: Config, record: RecordSpec, source: Source, solving: Solving | None
-) -> ModelSpec:
-  sizes = config.model.sizes() if solving is None else solving.model_sizes()
-  return ModelSpec(
-    config.model.name, sizes, record.input_shape, record.num_classes, record.value_range,
-    tuple(source.info.class_names), record.multilabel,
-  )  # fmt: skip
-
-
-def _model(config: Config, spec: ModelSpec) -> tuple[Classification, Arrays, Arrays, str | None]:
-  """The task, trained and frozen arrays, and the digest of the weights they come from."""
-  model = config.model
-  functional, arrays = split(spec.build(config.seed))
-  digest = None
-  if model.weights is not None:
-    arrays, digest = weights.initialise_from(arrays, Path(model.weights))
-  if model.head_init_std is not None:
-    arrays = _initialise_head(arrays, model.head_init_std, config.seed)
-  task = build_task(functional, spec, config.train.label_smoothing, config.train.loss)
-  task.check(arrays)
-  params, frozen = partition(functional, arrays, model.trainable)
-  return task, params, frozen, digest
-
-
-def _in_compute_dtype(task: Classification, config: Config) -> Classification:
-  """The same task with a model that computes as train.compute_dtype says."""
-  dtype = config.train.compute_dtype
-  if dtype == "float32":
-    return task
-  model, _ = split(task.spec.build(config.seed, dtype))
-  return dataclasses.replace(task, model=model)
-
-
-def _initialise_head(arrays: Arrays, std: float, seed: int) -> Arrays:
-  """A new head: kernel of standard deviation `std`, bias zero. Initial values are not secret."""
-  kernel = arrays["head.kernel"]
-  key = jax.random.key(seed, impl="threefry2x32")
-  values = std * jax.random.normal(key, kernel.shape, kernel.dtype)
-  return {**arrays, "head.kernel": values, "head.bias": jnp.zeros_like(arrays["head.bias"])}
-
-
 def _optimizer(train: TrainConfig, steps: int) -> optax.GradientTransformation:
   schedule = make_schedule(train.schedule, train.learning_rate, train.warmup_steps, steps)
   return make_optimizer(
@@ -299,6 +269,7 @@ def _public_facts(spec: ModelSpec, assumed: list[str]) -> dict[str, Any]:
     "value_range": list(spec.value_range),
     "class_names": list(spec.class_names),
     "taken_from_the_source": assumed,
+    "first_records": FACT,
   }
 
 

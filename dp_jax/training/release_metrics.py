@@ -44,14 +44,8 @@ from dp_jax.privacy.sampling import FullBatch
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report import formatting
 from dp_jax.training.config import Config
-from dp_jax.training.release import (
-  PARAMS,
-  Release,
-  held_out_loader,
-  load_release,
-  release_folder,
-  run_folder,
-)
+from dp_jax.training.release import PARAMS, Release, load_release, release_folder, run_folder
+from dp_jax.training.using import held_out_loader
 from dp_jax.training.workdir import append_line
 
 # As in clipping: room for the rounding of the sum.

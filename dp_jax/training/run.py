@@ -21,10 +21,11 @@ from dp_jax.report.statement import PLAIN_STATEMENT, statement
 from dp_jax.training.agreement import agree_on_run, check_shared
 from dp_jax.training.budget import finish, reserve
 from dp_jax.training.checkpoint import Checkpoints, delete_keys
+from dp_jax.training.completing import note_bad_records, release_stands
 from dp_jax.training.config import Config
+from dp_jax.training.data import is_strict
 from dp_jax.training.distributed import (
   from_first,
-  gather,
   is_first,
   on_first,
   share_key,
@@ -32,6 +33,7 @@ from dp_jax.training.distributed import (
   together,
 )
 from dp_jax.training.evaluating import evaluate_state, log_metrics
+from dp_jax.training.first_records import REMINDER, check_all_records
 from dp_jax.training.held_out import write_predictions
 from dp_jax.training.keys import environment, for_environment
 from dp_jax.training.loop import run_steps
@@ -41,6 +43,7 @@ from dp_jax.training.release import complete_release, write_parameters
 from dp_jax.training.solving import Solving, solve_state
 from dp_jax.training.start import begin
 from dp_jax.training.step import TrainState
+from dp_jax.training.stopping import Stopped
 from dp_jax.training.workdir import WorkDir, owner_only
 
 _log = logging.getLogger(__name__)
@@ -130,6 +133,8 @@ def train(
       )  # fmt: skip
       try:
         with stopping_all():
+          if checkpoints.latest() is None:
+            together(lambda: _check_all(run, progress))
           begun, ledger = begin(
             run, folder, checkpoints,
             new_key=lambda: fixed_key or share_key(MasterKey.from_os),
@@ -138,9 +143,13 @@ def train(
           state = begun.state
           if begun.key is not None:
             if run.solving is None:
-              state = run_steps(
-                run, folder, checkpoints, state, begun.key, progress=progress, label=label
-              )
+              try:
+                state = run_steps(
+                  run, folder, checkpoints, state, begun.key, progress=progress, label=label
+                )
+              except Stopped:  # on all hosts
+                note_bad_records(run, folder)
+                raise
             else:
               state = _solve(run, run.solving, checkpoints, state, begun.key)
           state, released = checkpoints.best(state)
@@ -151,9 +160,19 @@ def train(
       with stopping_all():
         on_first(lambda: finish(folder, ledger, ledger_file))
         _complete(run, folder, state, released, begun.test_key, ledger, start)
+    if not _is_public(run):
+      _log.info(REMINDER)
     # The folder may have been moved since.
     done = from_first(json.loads(folder.result.read_text()) if is_first() else None)
     return Result(**{**done, "workdir": str(folder.path)})
+
+
+def _check_all(run: Run, progress: bool) -> None:
+  """Where a malformed record would stop a step, none is left once the budget is reserved."""
+  data = run.config.data
+  if is_strict(data) and data.check == "all":
+    loaders, where = [run.loader, run.eval_loader], str(Path(data.path or "").absolute())
+    check_all_records(loaders, where, shown=_is_public(run), progress=progress)
 
 
 def _solve(
@@ -202,59 +221,53 @@ def _complete(
 
   `released` is the step whose parameters are released: the last, or the best.
 
-  What the guarantee covers comes first: nothing about the evaluation data can stop it.
+  What the guarantee covers comes first, whole: nothing about the evaluation data can stop it.
   """
   whole = state._replace(average=to_host(state.average))
   # The first host has a ledger.
   on_first(lambda: write_parameters(run, folder, whole, released, test_key, cast(Ledger, ledger)))
-  evaluation = evaluate_state(run, state)
-  bad_records = _bad_records(run)
-  on_first(
-    lambda: _write_result(run, folder, int(state.step), released, evaluation, bad_records, start)
-  )
+  record = on_first(lambda: complete_release(run, folder, {}))
+  with release_stands(run, folder):
+    note_bad_records(run, folder)
+    evaluation = evaluate_state(run, state)
+    note_bad_records(run, folder)
+    on_first(lambda: _write_measured(run, folder, released, evaluation))
+    on_first(lambda: _write_result(run, folder, int(state.step), evaluation, record, start))
+
+
+def _is_public(run: Run) -> bool:
+  return run.config.data.declared == "public"
+
+
+def _write_measured(
+  run: Run,
+  folder: WorkDir,
+  released: int,
+  evaluation: HeldOut | HeldOutLabels,
+) -> None:
+  log_metrics(run, folder, released, evaluation.details(), final=True)
+  write_predictions(run, folder, released, evaluation.table)
+  if run.loader.look_alike:  # which ids do is not public
+    text = json.dumps(run.loader.look_alike, indent=2) + "\n"
+    write_text(folder.private / "unit_ids_that_look_alike.json", text)
 
 
 def _write_result(
   run: Run,
   folder: WorkDir,
   steps: int,
-  released: int,
   evaluation: HeldOut | HeldOutLabels,
-  bad_records: dict[str, dict[str, str]],
+  record: dict[str, Any] | None,
   start: float,
 ) -> None:
-  log_metrics(run, folder, released, evaluation.details(), final=True)
-  write_predictions(run, folder, released, evaluation.table)
-  if any(bad_records.values()):  # which they were is not public
-    write_text(folder.private / "bad_records.json", json.dumps(bad_records, indent=2) + "\n")
-  if run.loader.look_alike:  # nor is which ids do
-    text = json.dumps(run.loader.look_alike, indent=2) + "\n"
-    write_text(folder.private / "unit_ids_that_look_alike.json", text)
-  data = run.config.data
-  public = data.declared == "public"
-  metrics = {data.eval_split: evaluation.scalars()} if public else {}
-  record = complete_release(run, folder, metrics)
   render_report(folder.path, {}).chmod(0o644)
   result = Result(
     epsilon=None if record is None else record["epsilon"],
     delta=None if record is None else record["delta"],
-    metrics=metrics,
+    metrics={run.config.data.eval_split: evaluation.scalars()} if _is_public(run) else {},
     steps=steps,
     wall_seconds=round(time.monotonic() - start, 3),
     workdir=str(folder.path),
     statement=PLAIN_STATEMENT if record is None else statement(record),
   )
   write_text(folder.result, json.dumps(dataclasses.asdict(result)) + "\n")
-
-
-def _bad_records(run: Run) -> dict[str, dict[str, str]]:
-  """Malformed records that any host met, by split and index; they had zero weight."""
-  mine = {
-    split: {str(index): problem for index, problem in loader.bad_records.items()}
-    for split, loader in (("train", run.loader), ("eval", run.eval_loader))
-  }
-  found: dict[str, dict[str, str]] = {split: {} for split in mine}
-  for text in gather(json.dumps(mine)):
-    for split, problems in json.loads(text).items():
-      found[split].update(problems)
-  return found

@@ -120,6 +120,7 @@ FREE_KEYS = (
   "model.weights",
   "data.workers",
   "data.prefetch",
+  "data.check",
   "train.tensorboard",
 )
 

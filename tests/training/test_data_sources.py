@@ -10,8 +10,9 @@ from PIL import Image
 from support import key_file, small_config
 
 from dp_jax.data.npy_writer import ShardWriter
-from dp_jax.training.release import evaluate_release, load_release, predict_release
+from dp_jax.training.release import load_release
 from dp_jax.training.run import train
+from dp_jax.training.using import evaluate_release, predict_release
 
 CLASSES = ("dark", "light")
 COUNTS = {"train": 24, "test": 12}

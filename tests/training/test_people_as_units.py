@@ -9,8 +9,9 @@ from support import key_file, small_config, write_npz
 from dp_jax.report.verify import verify_release
 from dp_jax.training.data import read_groups
 from dp_jax.training.prepare import prepare
-from dp_jax.training.release import evaluate_release, load_release, predict_release
+from dp_jax.training.release import load_release
 from dp_jax.training.run import train
+from dp_jax.training.using import evaluate_release, predict_release
 from dp_jax.training.workdir import compare
 
 RECORDS = 90

@@ -12,8 +12,9 @@ from support import small_config
 from dp_jax.gradients.clipping import clipped_grad
 from dp_jax.report.verify import verify_release
 from dp_jax.training.prepare import prepare
-from dp_jax.training.release import evaluate_release, load_release, predict_release
+from dp_jax.training.release import load_release
 from dp_jax.training.run import train
+from dp_jax.training.using import evaluate_release, predict_release
 
 LABELS = ["edema", "fracture", "pneumonia"]
 
@@ -131,5 +132,5 @@ def test_one_label_is_not_several(table, tmp_path):
   data = dataclasses.replace(
     config.data, label_columns=("edema",), class_names=tuple(LABELS), uncertain="ignore"
   )
-  with pytest.raises(ValueError, match="has one label a record, but several labels a record are"):
+  with pytest.raises(ValueError, match=r"data.label_columns is \['edema'\], and was \['ed"):
     evaluate_release(tmp_path / "run", dataclasses.replace(config, data=data))

@@ -13,9 +13,10 @@ from dp_jax.report.verify import verify_release
 from dp_jax.training import loop
 from dp_jax.training.data import read_groups
 from dp_jax.training.prepare import prepare
-from dp_jax.training.release import evaluate_release, load_release, predict_release
+from dp_jax.training.release import load_release
 from dp_jax.training.run import train
 from dp_jax.training.target import make_spec
+from dp_jax.training.using import evaluate_release, predict_release
 
 
 def write(file, seed=0, people=120, malformed=0):

@@ -1,0 +1,112 @@
+"""What follows the release cannot stop it."""
+
+import json
+
+import numpy as np
+import pytest
+from support import small_config, write_npz
+
+from dp_jax.cli import main
+from dp_jax.report.verify import verify_release
+from dp_jax.training import run as run_module
+from dp_jax.training.prepare import prepare
+from dp_jax.training.run import train
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+  rng = np.random.default_rng(0)
+  return write_npz(
+    tmp_path_factory.mktemp("data"), rng.random((40, 4), np.float32), np.arange(40) % 3,
+    person=np.array([f"p{i % 10}" for i in range(40)]),
+  )  # fmt: skip
+
+
+def _config(data, declared="private", **changes):
+  values = {"source": "npz", "path": str(data), "declared": declared, "num_classes": 3}
+  return small_config(
+    data={**values, **changes.pop("data", {})}, model={"name": "linear"}, train__steps=2, **changes
+  )
+
+
+def _fails(*_, **__):
+  raise RuntimeError("record of person17")
+
+
+@pytest.mark.parametrize("declared", ["private", "public"])
+def test_an_evaluation_that_fails_leaves_the_whole_release(data, tmp_path, monkeypatch, declared):
+  config, folder = _config(data, declared), tmp_path / "run"
+  names = ("evaluate_state", "note_bad_records", "write_predictions", "render_report")
+  for name in names if declared == "private" else names[:1]:
+    with monkeypatch.context() as patch:
+      patch.setattr(run_module, name, _fails)
+      with pytest.raises(ValueError, match=r"release' is complete, but what follows it") as raised:
+        train(config, folder, progress=False)
+    assert ("person17" in str(raised.value)) == (declared == "public")
+    assert raised.value.__cause__ is None or declared == "public"
+    assert not verify_release(folder / "release").problems
+    paid = (folder / "ledger.jsonl").read_bytes()
+    monkeypatch.setattr(run_module, "run_steps", _fails)  # nothing is trained again
+  if declared == "private":
+    assert "person17" in (folder / "private" / "evaluation_error.txt").read_text()
+    shown = [p for p in folder.rglob("*") if p.is_file() and p.parent.name != "private"]
+    assert not [p for p in shown if b"person17" in p.read_bytes()]
+  assert train(config, folder, progress=False).steps == 2
+  assert (folder / "ledger.jsonl").read_bytes() == paid
+
+
+def test_an_interrupt_is_not_taken_for_a_failure(data, tmp_path, monkeypatch):
+  def interrupted(*_):
+    raise KeyboardInterrupt
+
+  monkeypatch.setattr(run_module, "evaluate_state", interrupted)
+  with pytest.raises(KeyboardInterrupt):
+    train(_config(data), tmp_path / "run", progress=False)
+  assert not verify_release(tmp_path / "run" / "release").problems
+
+
+def _held_out(data, folder, **columns):
+  """The same training split, with other held-out columns."""
+  write_npz(folder, *(np.load(data / "train.npz")[k] for k in ("image", "label")),
+            splits=("test",), **columns)  # fmt: skip
+  (folder / "train.npz").write_bytes((data / "train.npz").read_bytes())
+  return folder
+
+
+@pytest.mark.parametrize("declared", ["private", "public"])
+def test_held_out_ids_that_are_all_missing_are_refused_before_anything_is_spent(
+  data, tmp_path, declared
+):
+  other = _held_out(data, tmp_path / "data", person=np.array([""] * 40))
+  config = _config(other, declared, privacy__unit="person")
+  with pytest.raises(ValueError, match=r"column 'person' of data.eval_split='test' does not say"):
+    train(config, tmp_path / "run", progress=False)
+  assert not (tmp_path / "run").exists()
+  prepare(_config(_held_out(data, tmp_path / "no"), declared, privacy__unit="person"))
+
+
+def test_bad_records_of_an_earlier_process_stay_on_the_list(data, tmp_path, monkeypatch):
+  labels = np.arange(40) % 3
+  labels[5] = 9
+  other = write_npz(tmp_path / "data", np.load(data / "train.npz")["image"], labels)
+  config, folder = (
+    _config(other, privacy__sampling_rate=None, privacy__sampling="full_batch"),
+    tmp_path,
+  )
+  with monkeypatch.context() as patch:
+    patch.setattr(run_module, "evaluate_state", _fails)
+    with pytest.raises(ValueError, match="is complete"):
+      train(config, folder / "run", progress=False)
+  train(config, folder / "run", progress=False)
+  notes = json.loads((folder / "run" / "private" / "bad_records.json").read_text())
+  assert [*notes["train"]] == [*notes["eval"]] == ["5"]
+
+
+def test_the_command_line_says_it_in_one_line(data, tmp_path, monkeypatch, capsys):
+  from support import flags_of
+
+  monkeypatch.setattr(run_module, "evaluate_state", _fails)
+  assert main(["train", *flags_of(_config(data)), f"--workdir={tmp_path / 'run'}"]) == 2
+  err = capsys.readouterr().err
+  assert "is complete, but what follows it" in err and "Traceback" not in err
+  assert "person17" not in err
