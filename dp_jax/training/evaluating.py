@@ -1,6 +1,9 @@
 """Evaluation of a run on its held-out records, during it and when it completes."""
 
+import logging
 from typing import Any
+
+import jax
 
 from dp_jax.evaluation.classification import HeldOut, evaluate
 from dp_jax.evaluation.multilabel import HeldOutLabels
@@ -12,6 +15,8 @@ from dp_jax.training.prepare import Run
 from dp_jax.training.step import TrainState
 from dp_jax.training.tensorboard import Board
 from dp_jax.training.workdir import WorkDir, append_line
+
+_log = logging.getLogger(__name__)
 
 
 class Evaluation:
@@ -38,6 +43,19 @@ class Evaluation:
     wanted = config.checkpoint.best_metric is not None
     if not (last and wanted) and (last or not config.eval.every or step % config.eval.every):
       return
+    if wanted or jax.process_count() > 1:
+      self._evaluate(step, state, wanted)
+      return
+    try:
+      self._evaluate(step, state, wanted)
+    except OSError:  # a full disk stops everything, and is told
+      raise
+    except Exception as error:  # the release depends on nothing that is measured here
+      public = config.data.declared == "public"
+      what = f"{type(error).__name__}: {error}" if public else type(error).__name__
+      _log.warning("warning: no evaluation after step %d (%s); training goes on", step, what)
+
+  def _evaluate(self, step: int, state: TrainState, wanted: bool) -> None:
     held_out = evaluate_state(self._run, state)
     metrics = held_out.scalars()
     if wanted:

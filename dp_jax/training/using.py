@@ -16,6 +16,7 @@ from dp_jax.models.build import ModelSpec
 from dp_jax.report.atomic import write_bytes
 from dp_jax.training.config import Config
 from dp_jax.training.data import is_strict, open_split
+from dp_jax.training.first_records import check_first_records
 from dp_jax.training.reading import as_trained, check_source
 from dp_jax.training.release import Release, load_release, run_folder
 
@@ -87,7 +88,7 @@ def held_out_loader(release: Release, config: Config, *, labelled: bool = True) 
 
   Raises:
     ValueError: if it says something else of that than the model was trained with, or the records
-      are not like those.
+      are not like those; with labels, also if none of the first of them can be used.
   """
   spec = release.spec
   config = as_trained(spec, config)
@@ -101,4 +102,8 @@ def held_out_loader(release: Release, config: Config, *, labelled: bool = True) 
   if named and spec.class_names and named != spec.class_names:
     raise ValueError(f"the classes of {source.info.name} are not those of the model, in its order.")
   record = RecordSpec(spec.input_shape, spec.num_classes, spec.value_range, spec.multilabel)
-  return UnitLoader(source, record, strict=is_strict(data))
+  loader = UnitLoader(source, record, strict=is_strict(data))
+  if labelled:  # predictions say of each record themselves that there is none
+    split = f"data.eval_split={data.eval_split!r}"
+    check_first_records(loader, split, private=data.declared != "public")
+  return loader

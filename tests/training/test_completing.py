@@ -4,10 +4,11 @@ import json
 
 import numpy as np
 import pytest
-from support import small_config, write_npz
+from support import flags_of, small_config, write_npz
 
 from dp_jax.cli import main
 from dp_jax.report.verify import verify_release
+from dp_jax.training import evaluating
 from dp_jax.training import run as run_module
 from dp_jax.training.prepare import prepare
 from dp_jax.training.run import train
@@ -53,6 +54,16 @@ def test_an_evaluation_that_fails_leaves_the_whole_release(data, tmp_path, monke
     assert not [p for p in shown if b"person17" in p.read_bytes()]
   assert train(config, folder, progress=False).steps == 2
   assert (folder / "ledger.jsonl").read_bytes() == paid
+
+
+def test_an_evaluation_that_fails_during_training_does_not_stop_it(
+  data, tmp_path, monkeypatch, caplog
+):
+  monkeypatch.setattr(evaluating, "evaluate_state", _fails)
+  config = _config(data, eval={"every": 1})
+  assert train(config, tmp_path / "run", progress=False).steps == 2
+  assert "no evaluation after step 1 (RuntimeError)" in caplog.text
+  assert "person17" not in caplog.text
 
 
 def test_an_interrupt_is_not_taken_for_a_failure(data, tmp_path, monkeypatch):
@@ -103,8 +114,6 @@ def test_bad_records_of_an_earlier_process_stay_on_the_list(data, tmp_path, monk
 
 
 def test_the_command_line_says_it_in_one_line(data, tmp_path, monkeypatch, capsys):
-  from support import flags_of
-
   monkeypatch.setattr(run_module, "evaluate_state", _fails)
   assert main(["train", *flags_of(_config(data)), f"--workdir={tmp_path / 'run'}"]) == 2
   err = capsys.readouterr().err

@@ -65,6 +65,21 @@ def test_what_the_configuration_leaves_out_is_taken_from_the_release(trained, tm
   assert {row["prediction"] for row in csv.DictReader((tmp_path / "bare").open())} == {"no", "yes"}
 
 
+def test_held_out_records_of_which_none_can_be_read_are_no_evaluation(trained, tmp_path):
+  config, release, _ = trained
+  (tmp_path / "test.csv").write_text("age,dose,ill\n" + "old,1,yes\n" * 3)
+  for declared, told in (("private", "is not told of private data"), ("public", "column 'age'")):
+    other = _with(config, path=str(tmp_path), declared=declared)
+    with pytest.raises(
+      ValueError, match=f"none of the first 64 records of data.eval_split.*{told}"
+    ):
+      evaluate_release(release, other)
+  # Without labels too they are told apart, row by row.
+  predict_release(release, _with(config, path=str(tmp_path), declared="private"), tmp_path / "out")
+  rows = list(csv.DictReader((tmp_path / "out").open()))
+  assert [row["prediction"] for row in rows] == [""] * 3
+
+
 @pytest.mark.parametrize(
   ("changes", "named"),
   [
