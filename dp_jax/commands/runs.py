@@ -57,17 +57,20 @@ def _path(values: flags.FlagValues, name: str) -> Path | None:
   return None if value is None else Path(str(value))
 
 
-def _no_flags(values: flags.FlagValues) -> None:
-  del values
+def _define_verify(values: flags.FlagValues) -> None:
+  flags.DEFINE_bool(
+    "allow_test_key", False, "exit with 0 for a release of a fixed test key, which is not private",
+    flag_values=values,
+  )  # fmt: skip
 
 
 def _verify(values: flags.FlagValues, arguments: list[str]) -> int:
   from dp_jax.report.verify import verify_release
 
-  del values
   outcome = verify_release(one_argument(arguments, "release folder"))
   print(outcome)
-  return 1 if outcome.problems else 0
+  asked = bool(values["allow_test_key"].value)
+  return 1 if outcome.problems or (outcome.test_key and not asked) else 0
 
 
 def _define_report(values: flags.FlagValues) -> None:
@@ -155,7 +158,8 @@ COMMANDS = {
     "--config=FILE --workdir=DIR [--config.a.b=value ...]", _define_train, _train,
   ),
   "verify": Command(
-    "Re-derive every number of a release's privacy statement.", "DIR/release", _no_flags, _verify,
+    "Re-derive every number of a release's privacy statement.",
+    "DIR/release [--allow_test_key]", _define_verify, _verify,
   ),
   "evaluate": Command(
     "Evaluate a release on data.eval_split.", "RELEASE --config=FILE", _define_evaluate, _evaluate,

@@ -3,11 +3,9 @@
 import jax
 import numpy as np
 
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.privacy.keys import GENERATOR, GENERATOR_KEY_BITS, MasterKey
 
-# The generator of units' own randomness and of the noise; its width stands in the statement.
-GENERATOR = "threefry2x32"
-GENERATOR_KEY_BITS = 64
+__all__ = ["GENERATOR", "GENERATOR_KEY_BITS", "step_key"]
 
 
 def step_key(master: MasterKey, purpose: str, step: int) -> jax.Array:

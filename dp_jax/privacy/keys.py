@@ -10,7 +10,11 @@ import stat
 
 from dp_jax.privacy import validation
 
-_SECRET_BYTES = 32
+SECRET_BYTES = 32
+# The generator of units' own randomness and of the noise, and the width of its keys, as jax has it:
+# both stand in the statement, which is verified without jax.
+GENERATOR = "threefry2x32"
+GENERATOR_KEY_BITS = 64
 _MAX_DERIVED_BYTES = 64
 # Domain separation: the digest must not be a key that some purpose could ask for.
 _DERIVE = b"dp_jax derive"
@@ -33,8 +37,8 @@ class MasterKey:
   is_test: bool = False
 
   def __post_init__(self) -> None:
-    if not isinstance(self.secret, bytes) or len(self.secret) != _SECRET_BYTES:
-      raise ValueError(f"a master key is {_SECRET_BYTES} bytes; use MasterKey.from_os()")
+    if not isinstance(self.secret, bytes) or len(self.secret) != SECRET_BYTES:
+      raise ValueError(f"a master key is {SECRET_BYTES} bytes; use MasterKey.from_os()")
 
   def __repr__(self) -> str:
     return f"MasterKey(secret=<hidden>, is_test={self.is_test})"
@@ -42,7 +46,7 @@ class MasterKey:
   @classmethod
   def from_os(cls) -> "MasterKey":
     """Draws a fresh key from the operating system's generator."""
-    return cls(secrets.token_bytes(_SECRET_BYTES))
+    return cls(secrets.token_bytes(SECRET_BYTES))
 
   @classmethod
   def from_file(cls, path: str | os.PathLike[str]) -> "MasterKey":

@@ -28,6 +28,11 @@ from dp_jax.privacy.sampling import (
 Indices = NDArray[np.int64]
 
 _MAX_UNITS = 2**53
+# What draws the units of a step, and the width of its key: both stand in the statement.
+GENERATOR = "Philox"
+GENERATOR_KEY_BITS = 128
+# The schemes that draw; the others take all units, or the next.
+DRAWN = ("poisson", "truncated_poisson", "fixed_size")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,7 +106,8 @@ def _planned(step: Any, steps: int) -> int:
 
 def step_generator(key: MasterKey, purpose: str, step: int) -> np.random.Philox:
   """Returns the bit generator of one (purpose, step), at the start of its stream."""
-  return np.random.Philox(key=int.from_bytes(key.derive(purpose, step, 16), "big"))
+  secret = key.derive(purpose, step, GENERATOR_KEY_BITS // 8)
+  return getattr(np.random, GENERATOR)(key=int.from_bytes(secret, "big"))
 
 
 def exponentials(bits: np.random.BitGenerator, count: int) -> NDArray[np.float64]:

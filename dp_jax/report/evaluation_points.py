@@ -36,6 +36,7 @@ TITLES = {
 # Where a reading of epsilon changes in the guidelines: strong up to the first, doubtful past the
 # second.
 _STRONG, _DOUBTFUL = 1.0, 10.0
+_ROUNDING = 1e-12
 
 
 def evaluation_points(record: Record) -> dict[str, str]:
@@ -59,10 +60,7 @@ def evaluation_points(record: Record) -> dict[str, str]:
     ),
     "utility": _utility(record),
     "bias": _bias(record),
-    "query_model": (
-      "One release that was planned in advance: the budget was entered in the ledger before the "
-      "first step. Whoever queries the released model spends nothing further."
-    ),
+    "query_model": _query_model(record),
     "trust_model": (
       "Central: the party that trained holds the data in the clear and is trusted with them. "
       "Those who receive the release need not be."
@@ -102,11 +100,16 @@ def _parameters(record: Record) -> str:
     )
   squared = delta * num_units**2
   return (
-    f"{text} Delta is {formatting.round_up(delta * num_units, 3)} / N and "
-    f"{formatting.round_up(squared, 3)} / N^2, where N = {formatting.count(num_units)} is the "
+    f"{text} Delta is {_ratio(delta * num_units)} / N and "
+    f"{_ratio(squared)} / N^2, where N = {formatting.count(num_units)} is the "
     f"number of units; the guidelines ask for at most 1 / N^2, which this "
-    f"{'meets' if squared <= 1 else 'does not meet'}."
+    f"{'meets' if squared <= 1 + _ROUNDING else 'does not meet'}."
   )
+
+
+def _ratio(value: float) -> str:
+  """Rounded up, but for what the product of two doubles is off."""
+  return formatting.round_up(float(f"{value:.12g}"), 3)
 
 
 def _reading(epsilon: float) -> str:
@@ -126,21 +129,25 @@ def _reading(epsilon: float) -> str:
 def _unit(record: Record) -> str:
   unit = units.unit_name(record)
   limit = record["max_records_per_unit"]
-  held = "one record" if limit == 1 else f"up to {formatting.count(limit)} records"
+  held = (
+    ", holding one record" if limit == 1 else f", holding up to {formatting.count(limit)} records"
+  )
+  if unit == units.RECORD_UNIT:
+    held = " by itself"
   kind = (
     "Unbounded: neighbours differ by one unit more or less, and their number is protected."
     if record["adjacency"] == "add_or_remove_one"
     else "Bounded: neighbours have the same number of units, which is public."
   )
   return (
-    f"One {unit}, holding {held}. {kind} What a person contributes is protected as a whole only "
+    f"One {unit}{held}. {kind} What a person contributes is protected as a whole only "
     f"if all of it lies in one {unit}; across several it is protected as a group, which is weaker."
   )
 
 
 def _other_releases(record: Record) -> str:
   ledger = record["ledger"]
-  if ledger["releases"] == 1:
+  if ledger["releases"] == statement.own_releases(record):
     text = "The ledger of this run holds no other release of the same data."
   else:
     text = (
@@ -151,18 +158,45 @@ def _other_releases(record: Record) -> str:
 
 
 def _algorithm(record: Record) -> str:
+  if statement.is_solver(record):
+    algorithm = (
+      "Noised statistics: what one unit adds to each of a few sums over all units is bounded, and "
+      "each sum gets Gaussian noise before anything else uses it; the head is computed from these"
+    )
+  else:
+    algorithm = (
+      "Noisy gradient descent: in each step the gradients of the units are clipped one by one, "
+      "summed, and the sum gets Gaussian noise before anything else uses it"
+    )
+  drawn = (
+    ""
+    if statement.is_solver(record)
+    else " The sampler that ran and the event that was accounted come from one object."
+  )
   return (
-    "Noisy gradient descent: in each step the gradients of the units are clipped one by one, "
-    "summed, and the sum gets Gaussian noise before anything else uses it. Accounted by "
+    f"{algorithm}. Accounted by "
     f"{statement.ACCOUNTANTS[record['accountant']]} of {record['accountant_version']}, a library "
-    "that others maintain. The sampler that ran and the event that was accounted come from one "
-    "object."
+    f"that others maintain.{drawn}"
+  )
+
+
+def _query_model(record: Record) -> str:
+  own, first = statement.own_releases(record), "step"
+  what = "One release that was"
+  if statement.is_solver(record):
+    what = "One release that was" if own == 1 else f"{own} releases that were"
+    first = "of them" if own > 1 else "sum"
+  return (
+    f"{what} planned in advance: the budget was entered in the ledger before the first {first}. "
+    "Whoever queries the released model spends nothing further."
   )
 
 
 def _utility(record: Record) -> str:
   noise = (
-    f"The noise on the mean gradient of a step has a standard deviation of "
+    "The statement gives the noise of each sum."
+    if statement.is_solver(record)
+    else "The noise on the mean gradient of a step has a standard deviation of "
     f"{formatting.short(record['mean_stddev'])} in each coordinate."
   )
   if record["declared"] == "public":
@@ -174,10 +208,12 @@ def _utility(record: Record) -> str:
 
 
 def _bias(record: Record) -> str:
-  text = (
-    "The noise has mean zero; clipping shortens large gradients and does bias a step. Both can "
-    "cost small groups more than large ones."
+  shortened = (
+    "bounding what a unit adds does bias a sum"
+    if statement.is_solver(record)
+    else "clipping shortens large gradients and does bias a step"
   )
+  text = f"The noise has mean zero; {shortened}. Both can cost small groups more than large ones."
   if record["declared"] == "public":
     return f"{text} report.html shows the accuracy of each class where it was measured."
   return f"{text} Whether they did is not released; check the groups that matter before use."
@@ -190,13 +226,12 @@ def _threat(record: Record) -> str:
     if record["randomness"]["test_key"]
     else ""
   )
-  generator = (
-    f"{record['randomness']['generator']} with keys of {record['randomness']['key_bits']} bits"
-  )
+  between = "all noised sums" if statement.is_solver(record) else "every intermediate model"
   return (
-    f"{known}The attacker has the release, and may have every intermediate model, the code, this "
-    f"record and all data but one {unit}, and use any method short of predicting the random bits: "
-    f"that {generator} cannot be told from chance without the key is assumed."
+    f"{known}The attacker has the release, and may have {between}, the code, this "
+    f"record and all data but one {unit}, and use any method short of predicting the random bits. "
+    f"They come from {statement.random_bits(record)}: that they cannot be told from chance without "
+    "the key is assumed."
   )
 
 
@@ -211,14 +246,21 @@ def _implementation(record: Record) -> str:
 
 def _tuning(record: Record) -> str:
   chosen = formatting.one_line(record["hyperparameter_selection"], 600).rstrip(".")
-  return f"{chosen}. Clip norm, sampling and steps were fixed before the first step of this run."
+  fixed = (
+    "The bounds and the shares of the budget were fixed before the first sum"
+    if statement.is_solver(record)
+    else "Clip norm, sampling and steps were fixed before the first step"
+  )
+  return f"{chosen}. {fixed} of this run."
 
 
 def _collection(record: Record) -> str:
   limit = record["max_records_per_unit"]
   used = "at most one record" if limit == 1 else f"at most {formatting.count(limit)} records"
+  unit = units.unit_name(record)
+  read = "all records" if unit == units.RECORD_UNIT else f"{used} of each {unit}"
   return (
-    f"Training read {used} of each {units.unit_name(record)}. Differential privacy limits what "
+    f"Training read {read}. Differential privacy limits what "
     "the release tells, not what was collected; whether less would have done is not for this "
     "record to say."
   )

@@ -7,26 +7,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from dp_jax.report import formatting, statement
-from dp_jax.report.run_view import number
+
+_MEASURED = ("accuracy", "split")
 
 
 def model_card(
   record: Mapping[str, Any],
-  metrics: Mapping[str, Any],
   *,
-  split: str = "test",
   model_name: str = "model",
   dataset_name: str | None = None,
   license_name: str = "other",
   task: str = "image-classification",
 ) -> str:
-  """The model card as Markdown.
+  """The model card as Markdown: a function of the record, so that it can be written anew.
 
   Args:
     record: the content of privacy.json.
-    metrics: name to value on the held-out split. Read only if the record declares the data public:
-      on private data a measured number is a release of its own.
-    split: which split that is.
     model_name: for the title.
     dataset_name: what it was trained on; None takes `treated_as_public.data` of the record.
     license_name: of the parameters, as a hub's identifier ("apache-2.0", "other").
@@ -36,7 +32,8 @@ def model_card(
     Front matter in YAML and a body in Markdown; names are escaped for both.
   """
   public = record["declared"] == "public"
-  accuracy = number(metrics.get("accuracy")) if public else None
+  evaluation = record["evaluation"] if public else None
+  accuracy, split = (None, "") if evaluation is None else tuple(evaluation[k] for k in _MEASURED)
   data = formatting.one_line(dataset_name or record["treated_as_public"].get("data", "own data"))
   title = f"{formatting.one_line(model_name)} trained on {data}"
   fields = _fields(record, license_name, task, data)
@@ -72,7 +69,8 @@ def claims(record: Mapping[str, Any]) -> dict[str, str]:
 def _fields(
   record: Mapping[str, Any], license_name: str, task: str, dataset_name: str
 ) -> dict[str, Any]:
-  tags = ["differential-privacy", "dp-sgd", "jax", record["sampling"], record["accountant"]]
+  method = "gaussian-mechanism" if statement.is_solver(record) else "dp-sgd"
+  tags = ["differential-privacy", method, "jax", record["sampling"], record["accountant"]]
   return {
     "library_name": "dp_jax",
     "license": license_name,
@@ -108,11 +106,7 @@ def _numbers(record: Mapping[str, Any]) -> str:
     ("unit", formatting.markdown(record["unit"])),
     ("records of a unit, at most", formatting.count(record["max_records_per_unit"])),
     ("adjacency", record["adjacency"].replace("_", "-")),
-    ("sampling", record["sampling"].replace("_", " ")),
-    ("sampling rate", formatting.short(record["sampling_rate"])),
-    ("steps", formatting.count(record["steps"])),
-    ("noise multiplier", formatting.short(record["noise_multiplier"])),
-    ("clip norm", formatting.short(record["clip_norm"])),
+    *_scheme(record),
     ("accountant", f"{record['accountant']}, {record['accountant_version']}"),
     (
       "membership advantage, at most" + note,
@@ -121,6 +115,22 @@ def _numbers(record: Mapping[str, Any]) -> str:
   ]
   lines = [f"| {name} | {value} |" for name, value in rows]
   return "\n".join(["| | |", "| --- | --- |", *lines])
+
+
+def _scheme(record: Mapping[str, Any]) -> list[tuple[str, str]]:
+  noise = formatting.short(record["noise_multiplier"])
+  if statement.is_solver(record):
+    return [
+      ("releases over all units", str(statement.own_releases(record))),
+      ("noise multiplier of one release as private as all", noise),
+    ]
+  return [
+    ("sampling", record["sampling"].replace("_", " ")),
+    ("sampling rate", formatting.short(record["sampling_rate"])),
+    ("steps", formatting.count(record["steps"])),
+    ("noise multiplier", noise),
+    ("clip norm", formatting.short(record["clip_norm"])),
+  ]
 
 
 def _evaluation(accuracy: float | None, split: str, public: bool) -> str:
@@ -139,6 +149,8 @@ def _limits(record: Mapping[str, Any]) -> str:
   start = (
     f"Training started from public weights: {formatting.markdown(weights)}."
     if weights
+    else "The head was solved for, from no weights."
+    if statement.is_solver(record)
     else "Training started from random weights."
   )
   items = "\n".join(f"- {formatting.markdown(item)}" for item in record["not_covered"])

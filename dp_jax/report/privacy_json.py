@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dp_jax.privacy import shares
+from dp_jax.privacy import samplers, shares
+from dp_jax.privacy.keys import GENERATOR, GENERATOR_KEY_BITS, SECRET_BYTES
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report import (
@@ -28,10 +29,10 @@ from dp_jax.report import (
   statement_items,
 )
 
-SCHEMA_VERSION = 1
-GENERATOR = "threefry2x32"
-KEY_BITS = 64
-MASTER_KEY_BITS = 256
+SCHEMA_VERSION = 2
+MASTER_KEY_BITS = 8 * SECRET_BYTES
+# In the place of a hash until `bound` gives it.
+UNBOUND = "0" * 64
 
 NOT_COVERED = (
   "the choice of hyperparameters, architecture and preprocessing, unless it stands among the "
@@ -144,7 +145,12 @@ def privacy_record(facts: ReleaseFacts) -> dict[str, Any]:
       "num_units": facts.num_units,
       "max_records_per_unit": facts.max_records_per_unit,
     },
-    "parameters": {"trainable": facts.trainable_parameters, "total": facts.total_parameters},
+    "parameters": {
+      "sha256": UNBOUND,
+      "trainable": facts.trainable_parameters,
+      "total": facts.total_parameters,
+    },
+    "evaluation": None,
     "pretrained_weights": facts.pretrained_weights,
     "hyperparameter_selection": facts.hyperparameter_selection,
     "not_covered": [
@@ -158,9 +164,7 @@ def privacy_record(facts: ReleaseFacts) -> dict[str, Any]:
     ),
     "attacker": attacker.attacker_section(mechanism, accounted.epsilon, delta),
     "randomness": {
-      "generator": GENERATOR,
-      "key_bits": KEY_BITS,
-      "master_key_bits": MASTER_KEY_BITS,
+      **random_bits(mechanism, parts),
       "source": key_source(facts.test_key),
       "test_key": facts.test_key,
     },
@@ -176,6 +180,27 @@ def privacy_record(facts: ReleaseFacts) -> dict[str, Any]:
   return record
 
 
+def bound(
+  record: Mapping[str, Any], parameters_sha256: str, evaluation: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+  """A record that names the file of parameters that it is about, with its digest anew.
+
+  Args:
+    record: what `privacy_record` returned.
+    parameters_sha256: of that file, in hexadecimal.
+    evaluation: "split" and "accuracy" of data declared public; of private data there is none.
+
+  Raises:
+    ValueError: if an evaluation is given of private data.
+  """
+  if evaluation is not None and record["declared"] != "public":
+    raise ValueError("an accuracy on private data is a release of its own: it has no place here")
+  parameters = {**record["parameters"], "sha256": parameters_sha256}
+  result = {**record, "parameters": parameters, "evaluation": evaluation}
+  result["digest"] = record_digest(result)
+  return result
+
+
 def record_digest(record: Mapping[str, Any]) -> str:
   """The SHA-256 of the canonical JSON of everything in the record but `digest`."""
   content = {name: value for name, value in record.items() if name != "digest"}
@@ -183,6 +208,18 @@ def record_digest(record: Mapping[str, Any]) -> str:
     content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
   )
   return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def random_bits(mechanism: Mechanism, parts: Mapping[str, Mechanism]) -> dict[str, Any]:
+  """What draws: of the noise, and of the units of a step where any are drawn."""
+  drawn = not parts and mechanism.sampling.name in samplers.DRAWN
+  sampling = {"generator": samplers.GENERATOR, "key_bits": samplers.GENERATOR_KEY_BITS}
+  return {
+    "generator": GENERATOR,
+    "key_bits": GENERATOR_KEY_BITS,
+    "sampling": sampling if drawn else None,
+    "master_key_bits": MASTER_KEY_BITS,
+  }
 
 
 def delta_warnings(delta: float, num_units: int | None) -> list[str]:

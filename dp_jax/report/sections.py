@@ -268,15 +268,22 @@ def _question(adjacency: str, unit: str) -> str:
 
 
 def _sentence(record: Mapping[str, Any]) -> str:
+  if statement.is_solver(record):
+    how = "was fitted to noised statistics by the Gaussian mechanism"
+    details = f"{statement.own_releases(record)} releases over all units"
+  else:
+    how = "was trained with DP-SGD (Abadi et al., 2016)"
+    details = (
+      f"{statement.sampling_words(record)}, {statement.steps_phrase(record['steps'])}, "
+      f"noise multiplier {formatting.short(record['noise_multiplier'])}, clip norm "
+      f"{formatting.plain(record['clip_norm'])}"
+    )
   return (
-    f"The model was trained with DP-SGD (Abadi et al., 2016) using dp_jax and satisfies "
+    f"The model {how} using dp_jax and satisfies "
     f"({formatting.round_up(record['epsilon'])}, {formatting.plain(record['delta'])})-differential "
     f"privacy for each {formatting.one_line(record['unit'], 60)} under "
-    f"{record['adjacency'].replace('_', '-')} adjacency ({record['sampling'].replace('_', ' ')} "
-    f"sampling at rate {formatting.short(record['sampling_rate'])}, "
-    f"{formatting.count(record['steps'])} steps, noise multiplier "
-    f"{formatting.short(record['noise_multiplier'])}, clip norm "
-    f"{formatting.plain(record['clip_norm'])}; {record['accountant']} accounting, "
+    f"{record['adjacency'].replace('_', '-')} adjacency ({details}; "
+    f"{record['accountant']} accounting, "
     f"{record['accountant_version']})."
   )
 

@@ -57,8 +57,7 @@ def statement(record: Record) -> str:
   else:
     text = f"{_first_sentence(record)} {_second_sentence(record)}"
   warnings = [formatting.one_line(w, 400) for w in record["warnings"]]
-  own = len(record.get("parts", (None,)))
-  if record["ledger"]["releases"] > own and not record["randomness"]["test_key"]:
+  if record["ledger"]["releases"] > own_releases(record) and not record["randomness"]["test_key"]:
     text = f"{text} {_together(record)}"
   return " ".join([text, *(f"Warning: {w}." for w in warnings)])
 
@@ -82,6 +81,42 @@ def sampling_phrase(record: Record) -> str:
   raise ValueError(
     f"sampling {record['sampling']!r} is unknown to the statement; use one of full_batch, "
     "poisson, truncated_poisson, fixed_size, stream"
+  )
+
+
+def sampling_words(record: Record) -> str:
+  """The scheme for a list of settings: "poisson sampling at rate 0.25"."""
+  if record["sampling"] == "full_batch":
+    return "all units in each step" if record["steps"] > 1 else "all units"
+  name = record["sampling"].replace("_", " ")
+  return f"{name} sampling at rate {formatting.short(record['sampling_rate'])}"
+
+
+def is_solver(record: Record) -> bool:
+  """Whether noised sums of a solver were released, in place of the steps of a loop."""
+  return "parts" in record
+
+
+def own_releases(record: Record) -> int:
+  """How many entries of the ledger are the run's own."""
+  return len(record["parts"]) if is_solver(record) else 1
+
+
+def steps_phrase(steps: int) -> str:
+  """ "1 step", "80 steps"."""
+  return "1 step" if steps == 1 else f"{formatting.count(steps)} steps"
+
+
+def random_bits(record: Record) -> str:
+  """The generators and the width of their keys, in words."""
+  randomness = record["randomness"]
+  noise = f"{randomness['generator']} with keys of {randomness['key_bits']} bits"
+  drawn = randomness["sampling"]
+  if drawn is None:
+    return f"{noise} for the noise (no units are drawn)"
+  return (
+    f"{noise} for the noise, and {drawn['generator']} with keys of {drawn['key_bits']} bits for the"
+    " units of a step"
   )
 
 

@@ -7,7 +7,16 @@ from typing import Any
 
 from dp_jax.privacy import tails
 from dp_jax.report import formatting
-from dp_jax.report.statement import ACCOUNTANTS, NOT_PRIVATE, Record, sampling_phrase
+from dp_jax.report.statement import (
+  ACCOUNTANTS,
+  NOT_PRIVATE,
+  Record,
+  is_solver,
+  own_releases,
+  random_bits,
+  sampling_phrase,
+  steps_phrase,
+)
 from dp_jax.report.units import unit_item, unit_name
 
 _NEIGHBOURS_LONG = {
@@ -69,13 +78,24 @@ def _setting(record: Record) -> str:
 
 
 def _accesses(record: Record) -> str:
-  releases = record["ledger"]["releases"]
-  entries = "one release" if releases == 1 else f"{releases} releases in all"
+  own, releases = own_releases(record), record["ledger"]["releases"]
+  entries = "one release" if own == 1 else f"{own} releases"
+  if releases > own:
+    entries += f" of its own, {releases} with those of other runs"
+  covered = (
+    "The sums that the solver released, as entered in the ledger before the first of them "
+    f"({entries})"
+    if is_solver(record)
+    else f"The training run, as entered in the ledger before its first step ({entries}; the whole "
+    "planned budget, whether or not training stopped early)"
+  )
   weights = record["pretrained_weights"]
   start = (
     f"Training started from public weights ({formatting.one_line(weights)}), whose own training "
     "data are not protected."
     if weights
+    else "The head was solved for, from no weights."
+    if is_solver(record)
     else "Training started from random weights."
   )
   features = record["treated_as_public"].get("public_features")
@@ -84,12 +104,7 @@ def _accesses(record: Record) -> str:
       " Features were normalised by the statistics of public ones "
       f"({formatting.one_line(features)}), whose records are not protected."
     )
-  return (
-    f"The training run, as entered in the ledger before its first step ({entries}; the whole "
-    f"planned budget, whether or not training stopped early). {start} Not covered: "
-    + "; ".join(record["not_covered"])
-    + "."
-  )
+  return f"{covered}. {start} Not covered: " + "; ".join(record["not_covered"]) + "."
 
 
 def _output(record: Record) -> str:
@@ -99,9 +114,14 @@ def _output(record: Record) -> str:
     if parameters["trainable"] < parameters["total"]
     else ""
   )
+  holds = (
+    "for all noised sums together, hence for whatever is computed from them"
+    if is_solver(record)
+    else "for the noised sum of every step, hence for every intermediate model and the average of "
+    "all of them too"
+  )
   return (
-    "The parameters in the release. The guarantee holds for the noised sum of every step, hence "
-    "for every intermediate model and the average of all of them too. "
+    f"The parameters in the release. The guarantee holds {holds}. "
     f"{formatting.count(parameters['trainable'])} of {formatting.count(parameters['total'])} "
     f"parameters were trained{frozen}."
   )
@@ -129,14 +149,20 @@ def _assumptions(record: Record) -> str:
     if value is not None
   )
   randomness = record["randomness"]
+  drawn = (
+    "Each sum is over all units. Sums are"
+    if is_solver(record)
+    else f"Each step uses {sampling_phrase(record)}; the sampler that ran and the event that was "
+    "accounted come from one object. The sum is"
+  )
+  counted = "the number of units read" if is_solver(record) else "the size of the batch drawn"
   return (
-    f"Each step uses {sampling_phrase(record)}; the sampler that ran and the event that was "
-    "accounted come from one object. The sum is divided by "
+    f"{drawn} divided by "
     f"{formatting.plain(record['expected_batch_size'])}, a constant fixed before training, never "
-    "by the size of the batch drawn. The Gaussian is sampled in pair arithmetic with a radius "
+    f"by {counted}. The Gaussian is sampled in pair arithmetic with a radius "
     f"from {tails.RADIUS_BITS} random bits and rounded to a fixed grid; a delta of "
     f"{formatting.plain(record['tail_delta'])} is set aside for the tails that it cannot reach. "
-    f"Random bits: {randomness['generator']} with keys of {randomness['key_bits']} bits, derived "
+    f"Random bits: {random_bits(record)}, derived "
     f"from a master key of {randomness['master_key_bits']} bits "
     f"({formatting.one_line(randomness['source'])}). Treated as public: {public}."
   )
@@ -145,17 +171,24 @@ def _assumptions(record: Record) -> str:
 def _formal(record: Record) -> str:
   target = record["target"]
   head = f"{NOT_PRIVATE}. With a secret key: " if record["randomness"]["test_key"] else ""
-  several = " All releases, scaled to one:" if "parts" in record else ""
+  if is_solver(record):
+    noise = (
+      "All releases together are as private as one of noise multiplier "
+      f"{formatting.plain(record['noise_multiplier'])}, each in units of its bound"
+    )
+  else:
+    noise = (
+      f"Sampling rate {formatting.plain(record['sampling_rate'])}, "
+      f"{steps_phrase(record['steps'])}, "
+      f"clip norm {formatting.plain(record['clip_norm'])}, noise multiplier "
+      f"{formatting.plain(record['noise_multiplier'])}, so a noise standard deviation of "
+      f"{formatting.plain(record['stddev'])} on the sum and of "
+      f"{formatting.plain(record['mean_stddev'])} on its quotient by the divisor"
+    )
   return (
     f"{head}epsilon = {formatting.plain(record['epsilon'])} at delta = "
     f"{formatting.plain(record['delta'])}, recomputed at the noise used (target: epsilon "
-    f"{formatting.plain(target['epsilon'])}, delta {formatting.plain(target['delta'])}).{several} "
-    f"Sampling rate {formatting.plain(record['sampling_rate'])}, "
-    f"{formatting.count(record['steps'])} steps, clip norm "
-    f"{formatting.plain(record['clip_norm'])}, noise multiplier "
-    f"{formatting.plain(record['noise_multiplier'])}, so a noise standard deviation of "
-    f"{formatting.plain(record['stddev'])} on the sum and of "
-    f"{formatting.plain(record['mean_stddev'])} on its quotient by the divisor."
+    f"{formatting.plain(target['epsilon'])}, delta {formatting.plain(target['delta'])}). {noise}."
   )
 
 

@@ -24,8 +24,9 @@ def unit_item(record: Record) -> str:
     if num_units is not None
     else "The number of units is not public."
   )
+  held = " by itself" if record["unit"] == RECORD_UNIT else f", with {_held(record)}"
   return (
-    f"One {unit_name(record)}, with {_held(record)}. {count} A person with data in several units "
+    f"One {unit_name(record)}{held}. {count} A person with data in several units "
     "is protected as a group of that size, which is weaker."
   )
 
@@ -38,8 +39,6 @@ def _held(record: Record) -> str:
     if limit == 1
     else f"at most {formatting.count(limit)} records, whose mean loss is clipped as one"
   )
-  if record["unit"] == RECORD_UNIT:
-    return held
   left_out = record["treated_as_public"].get("records_left_out")
   number = "how many is not public" if left_out is None else f"{formatting.count(left_out)} in all"
   return (

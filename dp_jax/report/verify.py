@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,24 +14,33 @@ from dp_jax.report import (
   formatting,
   manifest,
   model_card,
+  privacy_json,
   recompute,
   schema,
   statement,
+  weights_header,
 )
 
 RECORD_NAME = "privacy.json"
 PARAMETERS_NAME = "params.safetensors"
 CARD_NAME = "model_card.md"
-FILES = frozenset({RECORD_NAME, PARAMETERS_NAME, CARD_NAME, manifest.NAME})
-# A header lists names and shapes; one beyond this is not one of ours.
-_MAX_HEADER_BYTES = 64 * 1024 * 1024
-# Bytes of a number of each type that safetensors stores.
-_BYTES = {
-  **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2"), 1),
-  **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-  **dict.fromkeys(("U32", "I32", "F32"), 4),
-  **dict.fromkeys(("U64", "I64", "F64"), 8),
+# What a release says and nothing in it can show, by the field: whoever writes another release with
+# other values there, and everything else to fit, is not found out.
+TAKEN_ON_TRUST = {
+  "": "that the run did what this record says, on the data that it names",
+  "declared": "what the data were declared to be",
+  "target": "the target, which the noise meets to a thousandth",
+  "treated_as_public": "what was treated as public, where the parameters do not say it too",
+  "max_records_per_unit": "what was treated as public, where the parameters do not say it too",
+  "pretrained_weights": "what the header of the parameters says of the weights that they came from",
+  "hyperparameter_selection": "how hyperparameters were chosen",
+  "parameters.trainable": "how many of the parameters were trained",
+  "evaluation": "the accuracy that was measured on public data",
+  "software": "the versions of the software",
+  "warnings": "that no warning was left out, but for those on delta and on starting weights",
+  "not_covered": "that no further exception was left out",
 }
+FILES = frozenset({RECORD_NAME, PARAMETERS_NAME, CARD_NAME, manifest.NAME})
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,8 @@ class Verification:
         f"epsilon {formatting.plain(self.record['epsilon'])}, "
         f"delta {formatting.plain(self.record['delta'])}",
         statement.statement(self.record),
+        "taken on trust:",
+        *(f"- {what}" for what in dict.fromkeys(TAKEN_ON_TRUST.values())),
       ]
     )
 
@@ -90,11 +100,17 @@ def verify_release(release: str | os.PathLike[str]) -> Verification:
     record = manifest.read_json(folder / RECORD_NAME)
   except ValueError as error:
     return Verification([*problems, str(error)])
+  if record.get("schema_version") in range(1, privacy_json.SCHEMA_VERSION):
+    return Verification([
+      *problems,
+      f"{RECORD_NAME} was made by an earlier version of dp_jax: verify it with that version, or"
+      " make the release again",
+    ])  # fmt: skip
   found = schema.problems(record)
   if found:
     return Verification(problems + found)
   problems += consistency.problems(record)
-  problems += _parameter_problems(folder / PARAMETERS_NAME, record)
+  problems += weights_header.problems(folder / PARAMETERS_NAME, record)
   if not problems:
     problems += _card_problems(folder / CARD_NAME, record)
   if not problems:
@@ -114,57 +130,11 @@ def _unknown_files(folder: Path) -> list[str]:
 
 
 def _card_problems(path: Path, record: Mapping[str, Any]) -> list[str]:
+  """The whole card is a function of the record: nothing else may stand in it."""
   try:
     text = path.read_text(encoding="utf-8")
   except (OSError, ValueError) as error:
     return [f"{path.name} cannot be read ({error})"]
-  return [
-    f"{path.name} does not say what {RECORD_NAME} says: its {name} is missing or changed"
-    for name, wanted in model_card.claims(record).items()
-    if wanted not in text
-  ]
-
-
-def _parameter_problems(path: Path, record: Mapping[str, Any]) -> list[str]:
-  try:
-    count = count_parameters(path)
-  except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-    return [f"{path.name} cannot be read as safetensors ({error})"]
-  stated = record["parameters"]["total"]
-  if count != stated:
-    return [f"parameters.total is {stated}, but {path.name} holds {count} numbers"]
-  return []
-
-
-def count_parameters(path: Path) -> int:
-  """How many numbers a safetensors file holds, by its header, which its size must bear out.
-
-  Raises:
-    OSError: if the file cannot be read.
-    ValueError: if it is not a safetensors file, or longer or shorter than its header says.
-  """
-  with path.open("rb") as file:
-    size = int.from_bytes(file.read(8), "little")
-    if not 2 <= size <= _MAX_HEADER_BYTES:
-      raise ValueError(f"its header claims {size} bytes")
-    header = manifest.parse_json(file.read(size).decode("utf-8"))
-    rest = file.seek(0, os.SEEK_END) - 8 - size
-  if not isinstance(header, dict):
-    raise ValueError("its header is not an object")
-  total, end = 0, 0
-  tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
-  for tensor in sorted(tensors, key=lambda each: each["data_offsets"]):
-    number = math.prod(_length(each) for each in tensor["shape"])
-    start, stop = tensor["data_offsets"]
-    if start != end or stop - start != number * _BYTES[tensor["dtype"]]:
-      raise ValueError("shapes, types and offsets in its header do not fit together")
-    total, end = total + number, stop
-  if end != rest:
-    raise ValueError(f"it holds {rest} bytes of numbers, where its header has {end}")
-  return total
-
-
-def _length(value: Any) -> int:
-  if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-    raise ValueError(f"{value!r} is not a length")
-  return value
+  if text == model_card.model_card(record):
+    return []
+  return [f"{path.name} is not what {RECORD_NAME} says: something in it is missing or changed"]

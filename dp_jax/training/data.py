@@ -217,7 +217,8 @@ def _table_facts(data: DataConfig) -> dict[str, Any]:
   facts |= {"uncertain_labels": data.uncertain, "blank_labels": data.blank}
   if data.features:
     facts["feature_ranges"] = data.feature_ranges
-    facts["feature_defaults"] = data.feature_defaults or "the middle of each range"
+    middle = [(low + high) / 2 for low, high in data.feature_ranges or ()]
+    facts["feature_defaults"] = data.feature_defaults or middle
     facts["missing_indicators"] = data.missing_indicators
   return facts
 

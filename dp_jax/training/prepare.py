@@ -268,6 +268,7 @@ def _public_facts(spec: ModelSpec, assumed: list[str]) -> dict[str, Any]:
     "num_classes": spec.num_classes,
     "value_range": list(spec.value_range),
     "class_names": list(spec.class_names),
+    "multilabel": spec.multilabel,
     "taken_from_the_source": assumed,
     "first_records": FACT,
   }

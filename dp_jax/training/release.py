@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from dp_jax.report.model_card import model_card
 from dp_jax.report.privacy_json import (
   HYPERPARAMETERS_NOT_RECORDED,
   ReleaseFacts,
+  bound,
   privacy_record,
 )
 from dp_jax.tasks.build import build_task
@@ -130,27 +133,50 @@ def write_parameters(
   folder.release_begun.mkdir()
   protected = content(protected=True, test_key=test_key, guarantee=guarantee)
   write_bytes(folder.release_begun / PARAMS, protected)
-  write_text(folder.release_begun / RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
+  _write_record(folder.release_begun, bound(record, hashlib.sha256(protected).hexdigest()))
 
 
-def complete_release(
-  run: Run, folder: WorkDir, metrics: dict[str, dict[str, float | None]]
-) -> dict[str, Any] | None:
+def complete_release(run: Run, folder: WorkDir) -> dict[str, Any] | None:
   """Adds model card and manifest, and moves `release/` into place, whole or not at all.
-
-  Args:
-    run: what was prepared.
-    folder: its work directory.
-    metrics: metrics[split][name], empty on private data: the accuracy was not paid for.
 
   Returns:
     The content of privacy.json, or None without privacy.
   """
   if run.privacy is None:
     return None
-  begun, split = folder.release_begun, run.config.data.eval_split
-  record = json.loads((begun / RECORD).read_text())
-  write_text(begun / "model_card.md", model_card(record, metrics.get(split, {}), split=split))
+  return _into_place(folder, json.loads((folder.release_begun / RECORD).read_text()))
+
+
+def add_evaluation(
+  run: Run, folder: WorkDir, metrics: Mapping[str, float | None]
+) -> dict[str, Any] | None:
+  """Adds the accuracy on public data to a release that is complete; nothing on private data.
+
+  Args:
+    run: what was prepared.
+    folder: its work directory.
+    metrics: by name, on data.eval_split.
+
+  Returns:
+    The content of privacy.json as it is then, or None without privacy.
+  """
+  if run.privacy is None:
+    return None
+  record = json.loads((folder.release / RECORD).read_text())
+  accuracy = metrics.get("accuracy")
+  if run.config.data.declared != "public" or accuracy is None or not math.isfinite(accuracy):
+    return record
+  evaluation = {"split": run.config.data.eval_split, "accuracy": accuracy}
+  shutil.rmtree(folder.release_begun, ignore_errors=True)
+  shutil.copytree(folder.release, folder.release_begun)
+  return _into_place(folder, bound(record, record["parameters"]["sha256"], evaluation))
+
+
+def _into_place(folder: WorkDir, record: dict[str, Any]) -> dict[str, Any]:
+  """Writes what is derived from the record, and moves the folder that was begun into place."""
+  begun = folder.release_begun
+  _write_record(begun, record)
+  write_text(begun / "model_card.md", model_card(record))
   write_manifest(begun)
   for file in begun.iterdir():
     file.chmod(0o644)
@@ -158,6 +184,10 @@ def complete_release(
   shutil.rmtree(folder.release, ignore_errors=True)
   begun.rename(folder.release)
   return record
+
+
+def _write_record(folder: Path, record: Mapping[str, Any]) -> None:
+  write_text(folder / RECORD, json.dumps(record, indent=2, sort_keys=True) + "\n")
 
 
 def _facts(

@@ -39,7 +39,7 @@ from dp_jax.training.keys import environment, for_environment
 from dp_jax.training.loop import run_steps
 from dp_jax.training.mesh import to_host
 from dp_jax.training.prepare import Run, prepare
-from dp_jax.training.release import complete_release, write_parameters
+from dp_jax.training.release import add_evaluation, complete_release, write_parameters
 from dp_jax.training.solving import Solving, solve_state
 from dp_jax.training.start import begin
 from dp_jax.training.step import TrainState
@@ -226,13 +226,13 @@ def _complete(
   whole = state._replace(average=to_host(state.average))
   # The first host has a ledger.
   on_first(lambda: write_parameters(run, folder, whole, released, test_key, cast(Ledger, ledger)))
-  record = on_first(lambda: complete_release(run, folder, {}))
+  on_first(lambda: complete_release(run, folder))
   with release_stands(run, folder):
     note_bad_records(run, folder)
     evaluation = evaluate_state(run, state)
     note_bad_records(run, folder)
     on_first(lambda: _write_measured(run, folder, released, evaluation))
-    on_first(lambda: _write_result(run, folder, int(state.step), evaluation, record, start))
+    on_first(lambda: _write_result(run, folder, int(state.step), evaluation, start))
 
 
 def _is_public(run: Run) -> bool:
@@ -257,9 +257,9 @@ def _write_result(
   folder: WorkDir,
   steps: int,
   evaluation: HeldOut | HeldOutLabels,
-  record: dict[str, Any] | None,
   start: float,
 ) -> None:
+  record = add_evaluation(run, folder, evaluation.scalars())
   render_report(folder.path, {}).chmod(0o644)
   result = Result(
     epsilon=None if record is None else record["epsilon"],

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from made_up_runs import make_facts
+from made_up_runs import bound, make_facts
 
 from dp_jax.report import privacy_json
 
@@ -18,7 +18,7 @@ def _facts() -> Callable[..., privacy_json.ReleaseFacts]:
 
 @pytest.fixture(name="shared_record", scope="session")
 def _shared_record() -> dict[str, Any]:
-  return privacy_json.privacy_record(make_facts())
+  return bound(privacy_json.privacy_record(make_facts()))
 
 
 @pytest.fixture(name="record")

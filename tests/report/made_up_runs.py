@@ -2,13 +2,14 @@
 
 import dataclasses
 import functools
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from dp_jax import privacy
 from dp_jax.privacy.ledger import Ledger
@@ -34,6 +35,8 @@ _COMMON: dict[str, Any] = {
     "input_shape": [8, 8, 1],
     "class_names": list(CLASS_NAMES),
     "value_range": [0.0, 16.0],
+    "num_classes": 3,
+    "multilabel": False,
   },
   "pretrained_weights": "rendered digits, sha256 " + "ab" * 32,
 }
@@ -107,7 +110,7 @@ def row_record_text(name: str) -> str:
     num_units=None if unbounded else NUM_UNITS,
     expected_batch_size=mechanism.expected_batch_size(NUM_UNITS),
   )
-  return json.dumps(privacy_json.privacy_record(facts))
+  return json.dumps(bound(privacy_json.privacy_record(facts)))
 
 
 def row_record(name: str) -> dict[str, Any]:
@@ -123,13 +126,39 @@ def fit_texts(record: dict[str, Any]) -> dict[str, Any]:
   return record
 
 
-def write_release(folder: Path, record: Mapping[str, Any]) -> None:
-  """A release folder with 42 parameters around `record`."""
-  folder.mkdir(parents=True, exist_ok=True)
+def parameters(record: Mapping[str, Any], **changes: Any) -> bytes:
+  """A file of 42 parameters whose header says what the record does, but for the changes."""
   arrays = {"kernel": np.zeros((10, 4), np.float32), "bias": np.zeros(2, np.float32)}
-  save_file(arrays, folder / "params.safetensors")
+  names = ("input_shape", "num_classes", "value_range", "class_names", "multilabel")
+  public = record["treated_as_public"]
+  model = {name: public[name] for name in names if name in public}
+  about = {
+    "model": json.dumps({"name": "linear", "sizes": {}, **model}),
+    "protected": True,
+    "declared": record["declared"],
+    "guarantee": {name: record[name] for name in ("epsilon", "delta", "unit", "adjacency")},
+    "ancestry": [],
+  }
+  if record["randomness"]["test_key"]:
+    about["test_key"] = True
+  about = {name: value for name, value in {**about, **changes}.items() if value is not None}
+  return save(arrays, {"dp_jax": json.dumps(about)})
+
+
+def bound(record: Mapping[str, Any], evaluation: Mapping[str, Any] | None = None) -> dict[str, Any]:
+  """The record of those parameters."""
+  digest = hashlib.sha256(parameters(record)).hexdigest()
+  return privacy_json.bound(record, digest, evaluation)
+
+
+def write_release(folder: Path, record: Mapping[str, Any]) -> None:
+  """A release folder with 42 parameters around `record`, which is bound to them if it is not."""
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / "params.safetensors").write_bytes(parameters(record))
+  if record["parameters"]["sha256"] == privacy_json.UNBOUND:
+    record = bound(record)
   (folder / "privacy.json").write_text(json.dumps(record), encoding="utf-8")
-  card = model_card.model_card(record, {})
+  card = model_card.model_card(record)
   (folder / "model_card.md").write_text(card, encoding="utf-8")
   manifest.write_manifest(folder)
 

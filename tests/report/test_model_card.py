@@ -4,6 +4,7 @@ import json
 
 import pytest
 import yaml
+from made_up_runs import bound
 
 from dp_jax.report import model_card, privacy_json
 
@@ -14,7 +15,9 @@ def split_card(card: str) -> tuple[dict, str]:
 
 
 def test_public_data_show_the_accuracy(record):
-  front, body = split_card(model_card.model_card(record, {"accuracy": 0.913, "loss": 0.3}))
+  front, body = split_card(
+    model_card.model_card(bound(record, {"split": "test", "accuracy": 0.913}))
+  )
   assert front["library_name"] == "dp_jax"
   assert "differential-privacy" in front["tags"]
   assert front["license"] and front["metrics"] == ["accuracy"]
@@ -26,7 +29,10 @@ def test_public_data_show_the_accuracy(record):
 
 def test_private_data_show_no_measured_number(facts):
   record = privacy_json.privacy_record(facts(declared="private"))
-  card = model_card.model_card(record, {"accuracy": 0.7316552})
+  evaluation = {"split": "test", "accuracy": 0.7316552}
+  with pytest.raises(ValueError, match="release of its own"):
+    bound(record, evaluation)
+  card = model_card.model_card({**record, "evaluation": evaluation})
   assert "73.2" not in card and "0.7316" not in card
   assert "model-index" not in split_card(card)[0]
   assert "Not shown" in card
@@ -34,14 +40,14 @@ def test_private_data_show_no_measured_number(facts):
 
 def test_test_key_is_not_advertised_as_private(facts):
   record = privacy_json.privacy_record(facts(test_key=True))
-  front, body = split_card(model_card.model_card(record, {}))
+  front, body = split_card(model_card.model_card(record))
   assert "differential-privacy" not in front["tags"]
   assert "**Not private: fixed seed.**" in body
 
 
 @pytest.mark.parametrize("name", ["a: b\n---\nx: y", '"quoted" # c', "<script>", "[x](y)", "| a |"])
 def test_names_cannot_break_the_card(record, name):
-  card = model_card.model_card(record, {"accuracy": 0.5}, dataset_name=name, model_name=name)
+  card = model_card.model_card(record, dataset_name=name, model_name=name)
   front, body = split_card(card)
   assert front["datasets"] == [" ".join(name.split())]
   assert json.dumps(front)

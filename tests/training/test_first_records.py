@@ -248,7 +248,9 @@ def test_that_every_record_is_read_can_be_left_out_and_is_not_repeated(tmp_path,
   run = prepare(config)
   loaders, where = [run.loader, run.eval_loader], str(tmp_path)
   for shown in (True, False):  # the first time, the training split is read
-    with pytest.raises(ValueError, match="record 11 of folder/test( is malformed|: cannot be decoded)") as raised:
+    with pytest.raises(
+      ValueError, match=r"record 11 of folder/test( is malformed|: cannot be decoded)"
+    ) as raised:
       check_all_records(loaders, where, shown=shown, progress=False)
     assert (str(bad) in str(raised.value)) == shown
   bad.write_bytes(content)
