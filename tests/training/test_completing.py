@@ -1,5 +1,6 @@
 """What follows the release cannot stop it."""
 
+import errno
 import json
 
 import numpy as np
@@ -10,8 +11,11 @@ from dp_jax.cli import main
 from dp_jax.report.verify import verify_release
 from dp_jax.training import evaluating
 from dp_jax.training import run as run_module
+from dp_jax.training.completing import release_stands
 from dp_jax.training.prepare import prepare
 from dp_jax.training.run import train
+from dp_jax.training.stopping import Stopped
+from dp_jax.training.workdir import WorkDir
 
 
 @pytest.fixture(scope="module")
@@ -34,26 +38,45 @@ def _fails(*_, **__):
   raise RuntimeError("record of person17")
 
 
-@pytest.mark.parametrize("declared", ["private", "public"])
-def test_an_evaluation_that_fails_leaves_the_whole_release(data, tmp_path, monkeypatch, declared):
-  config, folder = _config(data, declared), tmp_path / "run"
-  names = ("evaluate_state", "note_bad_records", "write_predictions", "render_report")
-  for name in names if declared == "private" else names[:1]:
+def _interrupted(*_):
+  raise KeyboardInterrupt
+
+
+def test_an_evaluation_that_fails_leaves_the_whole_release(data, tmp_path, monkeypatch, capsys):
+  config, folder = _config(data), tmp_path / "run"
+  command = ["train", *flags_of(config), f"--workdir={folder}"]
+  for name in ("evaluate_state", "write_predictions", "render_report"):
     with monkeypatch.context() as patch:
       patch.setattr(run_module, name, _fails)
-      with pytest.raises(ValueError, match=r"release' is complete, but what follows it") as raised:
-        train(config, folder, progress=False)
-    assert ("person17" in str(raised.value)) == (declared == "public")
-    assert raised.value.__cause__ is None or declared == "public"
+      assert main(command) == 2
+    told = capsys.readouterr().err
+    assert "release' is complete, but what follows it" in told and "RuntimeError, see" in told
+    assert "person17" not in told and "Traceback" not in told
     assert not verify_release(folder / "release").problems
     paid = (folder / "ledger.jsonl").read_bytes()
     monkeypatch.setattr(run_module, "run_steps", _fails)  # nothing is trained again
-  if declared == "private":
-    assert "person17" in (folder / "private" / "evaluation_error.txt").read_text()
-    shown = [p for p in folder.rglob("*") if p.is_file() and p.parent.name != "private"]
-    assert not [p for p in shown if b"person17" in p.read_bytes()]
+  assert "person17" in (folder / "private" / "evaluation_error.txt").read_text()
+  shown = [p for p in folder.rglob("*") if p.is_file() and p.parent.name != "private"]
+  assert not [p for p in shown if b"person17" in p.read_bytes()]
+  with monkeypatch.context() as patch:  # which is no failure
+    patch.setattr(run_module, "evaluate_state", _interrupted)
+    with pytest.raises(KeyboardInterrupt):
+      train(config, folder, progress=False)
   assert train(config, folder, progress=False).steps == 2
   assert (folder / "ledger.jsonl").read_bytes() == paid
+
+
+def test_of_public_data_the_failure_is_quoted(data, tmp_path):
+  run, folder = prepare(_config(data, "public")), WorkDir(tmp_path)
+  named = r"failed \(RuntimeError: record of person17\)"
+  with pytest.raises(ValueError, match=named) as raised, release_stands(run, folder):
+    _fails()
+  assert isinstance(raised.value.__cause__, RuntimeError) and not list(tmp_path.iterdir())
+  full = OSError(errno.ENOSPC, "No space left on device")
+  for error in (Stopped(), full):  # both are told as anywhere else
+    with pytest.raises(type(error)) as same, release_stands(run, folder):
+      raise error
+    assert same.value is error
 
 
 def test_an_evaluation_that_fails_during_training_does_not_stop_it(
@@ -64,16 +87,6 @@ def test_an_evaluation_that_fails_during_training_does_not_stop_it(
   assert train(config, tmp_path / "run", progress=False).steps == 2
   assert "no evaluation after step 1 (RuntimeError)" in caplog.text
   assert "person17" not in caplog.text
-
-
-def test_an_interrupt_is_not_taken_for_a_failure(data, tmp_path, monkeypatch):
-  def interrupted(*_):
-    raise KeyboardInterrupt
-
-  monkeypatch.setattr(run_module, "evaluate_state", interrupted)
-  with pytest.raises(KeyboardInterrupt):
-    train(_config(data), tmp_path / "run", progress=False)
-  assert not verify_release(tmp_path / "run" / "release").problems
 
 
 def _held_out(data, folder, **columns):
@@ -111,11 +124,3 @@ def test_bad_records_of_an_earlier_process_stay_on_the_list(data, tmp_path, monk
   train(config, folder / "run", progress=False)
   notes = json.loads((folder / "run" / "private" / "bad_records.json").read_text())
   assert [*notes["train"]] == [*notes["eval"]] == ["5"]
-
-
-def test_the_command_line_says_it_in_one_line(data, tmp_path, monkeypatch, capsys):
-  monkeypatch.setattr(run_module, "evaluate_state", _fails)
-  assert main(["train", *flags_of(_config(data)), f"--workdir={tmp_path / 'run'}"]) == 2
-  err = capsys.readouterr().err
-  assert "is complete, but what follows it" in err and "Traceback" not in err
-  assert "person17" not in err
