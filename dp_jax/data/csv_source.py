@@ -144,15 +144,17 @@ class CsvSource:
     return digest.hexdigest()
 
   def _path(self, cell: str) -> str:
-    """The file that a cell names; "" if there can be none in the folder where paths start."""
+    """The file that a cell names; "" if it can be none, or lies outside a declared image_root."""
+    if "\0" in cell:
+      return ""
     path = os.path.normpath(os.path.join(self._root, cell))
-    return path if path.startswith(self._root) and "\0" not in cell else ""
+    inside = self._spec.image_root is None or path.startswith(self._root)
+    return path if inside else ""
 
   def _image(self, cell: str) -> str:
-    # Else a cell may name any file of the machine, and one that is being written.
     path = self._path(cell)
     if not path:
-      raise RecordError("has an image path that leads out of data.image_root")
+      raise RecordError("has an image path that no file has, or out of data.image_root")
     return path
 
   def _fail(self, rows: np.ndarray, error: RecordError) -> None:

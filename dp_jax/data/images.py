@@ -93,7 +93,9 @@ class ImageDecoder:
     """
     try:
       with open_regular(path) as file:
-        content = file.read(MAX_BYTES + 1)
+        # What looks empty may be a file of the system, of which reading may wait or fail.
+        size = os.fstat(file.fileno()).st_size
+        content = file.read(MAX_BYTES + 1) if size else b""
     except OSError as error:
       text = error.strerror or "the machine does not say why"
       if error.errno in _FAULTS_OF_THE_MACHINE:

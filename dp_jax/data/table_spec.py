@@ -24,7 +24,8 @@ class TableSpec:
     feature_defaults: of each, the value in place of none; None takes the middle of its range.
     missing_indicators: adds for each feature an input that is 1 where it has no value, else 0.
     image_column: in place of features, the column with paths of JPEG or PNG files.
-    image_root: the folder that these paths start from; None means that of the CSV file.
+    image_root: the folder that these paths start from and may not lead out of; None means that of
+      the CSV file, and they may lead anywhere.
     uncertain: what a label of -1 stands for (CheXpert's "uncertain").
     blank: what a label without a value stands for.
     split_column: the column that names the split of each row.

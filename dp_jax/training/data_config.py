@@ -54,7 +54,8 @@ class DataConfig:
     features, feature_ranges: columns of numbers, and (low, high) of each, mapped to [-1, 1].
     feature_defaults: of each feature, the value in place of none; left out, mid-range.
     missing_indicators: adds for each feature an input that says whether it has no value.
-    image_column, image_root: in place of features, a column of paths, and where they start.
+    image_column, image_root: in place of features, a column of paths, and where they start. Where
+      image_root is set, a path that leads out of it is malformed.
     missing_values: texts that stand for no value, in a cell of a csv source or as the id of a unit,
       in place of the usual ones (NA, N/A, NaN, null, None, "." and the like in whatever case; as an
       id also "unknown" and "missing"), and of a group, where otherwise every text is a value. What

@@ -227,7 +227,10 @@ def test_the_trainer_asks_for_exact_sums_under_removal(tmp_path, monkeypatch):
     return build_step(*args, **settings)
 
   monkeypatch.setattr(loop, "build_step", spy)
-  declared = {"privacy__sampling_rate": 0.1, "privacy__expected_batch_size": 30.0}
+  declared = {
+    "data": {"source": "digits", "declared": "public"},  # of which no cut is allowed
+    "privacy__sampling_rate": 0.02, "privacy__expected_batch_size": 30.0,
+  }  # fmt: skip
   for adjacency, more in (("zero_out", {}), ("add_or_remove_one", declared)):
     config = small_config(privacy__adjacency=adjacency, train__steps=2, **more)
     train(config, tmp_path / adjacency, progress=False)

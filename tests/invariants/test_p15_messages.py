@@ -7,6 +7,7 @@ And nothing that one record holds or names stops a run: a pipe, a folder, a name
 have, an image of which the decoder runs out of memory.
 """
 
+import dataclasses
 import errno
 import io
 import json
@@ -153,7 +154,7 @@ def _odd_files(folder):
   (folder / "text.png").write_text(CANARY)
   return ["good.png", "pipe.png", "folder.png", "socket.png", "loop.png", "device.png", "text.png",
           f"{CANARY}\0.png", "x" * 300 + ".png", "../outside.png", "/etc/hostname", "a" * 5000,
-          "gone.png", "\N{GRINNING FACE}.png"]  # fmt: skip
+          "gone.png", "/proc/self/mem", "\N{GRINNING FACE}.png"]  # fmt: skip
 
 
 def test_nothing_that_a_path_names_stops_a_run(tmp_path):
@@ -161,7 +162,8 @@ def test_nothing_that_a_path_names_stops_a_run(tmp_path):
   Image.fromarray(np.zeros((6, 6), np.uint8)).save(tmp_path / "outside.png")
   text = "file,ill\n" + "".join(f"{path},no\n" for path in paths)
   (tmp_path / "data" / "train.csv").write_text(text)
-  spec = TableSpec(("ill",), ("no", "yes"), image_column="file")
+  root = str(tmp_path / "data")
+  spec = TableSpec(("ill",), ("no", "yes"), image_column="file", image_root=root)
   source = open_source(
     "csv", "train", path=str(tmp_path / "data"), table=spec, input_shape=(4, 4, 1)
   )
@@ -169,6 +171,11 @@ def test_nothing_that_a_path_names_stops_a_run(tmp_path):
   loader = UnitLoader(source, RecordSpec((4, 4, 1), 2, (0.0, 255.0)))
   units, _ = loader.load(np.arange(len(paths)), len(paths))
   assert units["record_mask"][:, 0].tolist() == [True] + [False] * (len(paths) - 1)
+  anywhere = dataclasses.replace(spec, image_root=None)
+  source = open_source("csv", "train", path=root, table=anywhere, input_shape=(4, 4, 1))
+  units, _ = UnitLoader(source, loader.spec).load(np.arange(len(paths)), len(paths))
+  used = [paths[i] for i in np.flatnonzero(units["record_mask"][:, 0])]
+  assert used == ["good.png", "../outside.png"]
   said = " ".join(loader.bad_records.values())
   assert CANARY not in said and "xxx" not in said and "png" not in said
 
