@@ -59,15 +59,31 @@ def attacker_section(mechanism: Mechanism, epsilon: float, delta: float) -> dict
 
 
 def curve(record: Mapping[str, Any], points: int = 61) -> list[tuple[float, float]]:
-  """(false positive rate, bound on the true positive rate), evenly spaced, for a plot."""
+  """(false positive rate, bound on the true positive rate) to be joined by straight lines.
+
+  The bound is concave, so that a chord between two of its points lies below it. Between two rates
+  the lines that are active there meet above it: with that point, what is drawn is never below.
+  """
   lines = _lines(Mechanism.from_dict(record["mechanism"]), record["delta"])
-  return [(float(rate), _bound(lines, float(rate))) for rate in np.linspace(0, 1, points)]
+  rates = np.linspace(0, 1, points)
+  active = lines[np.argmin(lines[:, :1] + lines[:, 1:] * rates, axis=0)]
+  found = [(0.0, _bound(lines, 0.0))]
+  for (a, b), (c, d), rate in zip(active[:-1], active[1:], rates[1:], strict=True):
+    if b != d:
+      meet = (c - a) / (b - d)
+      found.append((float(meet), float(a + b * meet)))
+    found.append((float(rate), _bound(lines, float(rate))))
+  return found
 
 
-def epsilon_curve(record: Mapping[str, Any], points: int = 12) -> list[tuple[int, float]]:
-  """(step, epsilon spent by then) at `points` steps up to the planned last one."""
+def epsilon_curve(record: Mapping[str, Any], points: int = 10) -> list[tuple[int, float]]:
+  """(step, epsilon spent by then) at the first steps and at `points` more, up to the last one.
+
+  Between two of them what is spent is at most that of the later one, as a staircase shows it.
+  """
   mechanism = Mechanism.from_dict(record["mechanism"])
-  steps = sorted({max(1, round(k * mechanism.steps / points)) for k in range(1, points + 1)})
+  even = (round(k * mechanism.steps / points) for k in range(1, points + 1))
+  steps = sorted({max(1, step) for step in even} | {s for s in (1, 2, 4) if s <= mechanism.steps})
   spent = [(step, mechanism.epsilon(record["delta"], steps=step)) for step in steps]
   return [(0, 0.0), *spent]
 

@@ -15,6 +15,7 @@ from dp_jax.report import (
   run_view,
   schema,
   sections,
+  statement,
 )
 from dp_jax.report.run_view import RunView
 
@@ -87,7 +88,10 @@ def _render(main: RunView, others: Sequence[RunView], include_private: bool) -> 
   found = [sections.statement_section(main)]
   if record is not None:
     found.append(sections.attacker_section(record))
-  epsilon = [] if record is None else [sections.epsilon_section(record)]
+  # A solver has no steps between which something is spent.
+  epsilon = (
+    [] if record is None or statement.is_solver(record) else [sections.epsilon_section(record)]
+  )
   diagnostics = diagnostics_section.diagnostics_section(main) if include_private else None
   if main.declared == "public":
     tiles += accuracy_sections.accuracy_tiles(main, others)

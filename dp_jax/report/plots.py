@@ -52,8 +52,9 @@ def epsilon_plot(points: Sequence[tuple[int, float]], target: float | None) -> s
   with fig.axes(4.7, 2.9) as (figure, axes):
     steps = [step for step, _ in points]
     epsilons = [epsilon for _, epsilon in points]
-    axes.plot(steps, epsilons, color=fig.SERIES[0], linewidth=2)
-    axes.fill_between(steps, epsilons, color=fig.SERIES[0], alpha=0.1, linewidth=0)
+    # A staircase that stands at the later of two points: never below what is spent between them.
+    axes.plot(steps, epsilons, color=fig.SERIES[0], linewidth=2, drawstyle="steps-pre")
+    axes.fill_between(steps, epsilons, step="pre", color=fig.SERIES[0], alpha=0.1, linewidth=0)
     axes.plot(steps[-1:], epsilons[-1:], "o", color=fig.SERIES[0], markersize=6)
     if target is not None:
       axes.axhline(target, color=fig.MUTED, linewidth=1, linestyle=(0, (4, 3)))

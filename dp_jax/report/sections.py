@@ -120,7 +120,8 @@ def epsilon_section(record: Mapping[str, Any]) -> Section:
   intro = page.paragraph(
     f"Every step spends some of the budget. The stated epsilon is that of all "
     f"{formatting.count(record['steps'])} planned steps, also if training had stopped earlier. "
-    f"Delta is {formatting.plain(record['delta'])} throughout."
+    f"Delta is {formatting.plain(record['delta'])} throughout. Between two points the plot stands "
+    "at the later one, so that it never shows less than is spent."
   )
   target = record["target"]["epsilon"]
   svg = plots.epsilon_plot(points, target)

@@ -197,7 +197,11 @@ def test_every_field_is_bound_or_taken_on_trust(release, record):
     inner[path[-1]] = _other(inner[path[-1]])
     try:
       forge(release, forged)
-    except (KeyError, TypeError, ValueError):  # no text can be written of it, and the schema refuses it
+    except (
+      KeyError,
+      TypeError,
+      ValueError,
+    ):  # no text can be written of it, and the schema refuses it
       assert schema.problems(forged)
       continue
     if not verify_release(release).problems:
