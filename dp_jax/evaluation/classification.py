@@ -12,10 +12,13 @@ from dp_jax.evaluation.predictions import PredictionTable, TableBuilder, cross_e
 
 CALIBRATION_BINS = 15
 TOP_K = 5
+# Of fewer classes than this, five of them are most of what there is to guess.
+TOP_K_CLASSES = 20
 # Real numbers are summed as whole multiples of this, so that the order of records is no matter.
 GRID = 2.0**-32
 
-# (inputs [n, *input_shape]) -> probabilities float32[n, num_classes]
+# (inputs [n, *input_shape]) -> float32[n, num_classes], probabilities; or with further columns, the
+# scores that rank records: of two classes one, of several labels one each
 Predict = Callable[[np.ndarray], Any]
 
 
@@ -74,7 +77,7 @@ class ClassificationSums:
   def scalars(self) -> dict[str, float | None]:
     """Fractions but for the loss, the mean cross-entropy in nats.
 
-    `accuracy`, `loss`, `calibration_error` (ECE), and with more than TOP_K classes
+    `accuracy`, `loss`, `calibration_error` (ECE), and with TOP_K_CLASSES or more
     `top_5_accuracy`. They are None where no record was added: an error would tell something of
     private records.
     """
@@ -85,7 +88,7 @@ class ClassificationSums:
       "loss": GRID * self.loss_units,
       "calibration_error": gaps.sum(),
     }
-    if len(self.confusion) > TOP_K:
+    if len(self.confusion) >= TOP_K_CLASSES:
       sums[f"top_{TOP_K}_accuracy"] = self.top_k_correct
     return {name: float(total / count) if count else None for name, total in sums.items()}
 
@@ -166,27 +169,29 @@ def evaluate(
   """Evaluates a model on every record of a loader, each exactly once.
 
   Args:
-    predict: probabilities of a batch of raw inputs; always called with `microbatch_size` of them.
+    predict: probabilities of a batch of raw inputs, and scores where there are any (else records
+      are ranked by probabilities, which saturate); always called with `microbatch_size` of them.
     loader: a `dp_jax.data.units.UnitLoader` of the split.
     num_classes: number of classes, or of labels where each is a question of its own.
     microbatch_size: units per call; the last call is padded and masked.
   """
   several = loader.spec.multilabel
   sums, builder = ClassificationSums.zeros(num_classes), TableBuilder(num_classes, several)
-  for indices, probabilities, units, mask in predictions(predict, loader, microbatch_size):
+  for indices, outputs, units, mask in predictions(predict, loader, microbatch_size):
+    probabilities, scores = np.split(outputs, [num_classes], axis=1)
     real = (units["record_mask"] & mask[:, None]).reshape(-1)
     labels = units["label"].reshape(len(real), *units["label"].shape[2:])
     if not several:
       sums.add(probabilities, labels, real)
     members = np.full(units["record_mask"].shape, -1)
     members[: len(indices)] = loader.members[indices]
-    builder.add(members.reshape(-1), probabilities, labels, real)
+    builder.add(members.reshape(-1), probabilities, labels, real, scores)
   table = builder.table()
   return HeldOutLabels(table) if several else HeldOut(sums, table)
 
 
 def predictions(predict: Predict, loader: Any, microbatch_size: int) -> Any:
-  """Yields (indices int64[n], probabilities [size * K, num_classes], units, mask bool[size])."""
+  """Yields (indices int64[n], what `predict` gives [size * K, ...], units, mask bool[size])."""
   for indices, units, mask in in_order(loader, microbatch_size):
     inputs = units["inputs"]
     yield indices, np.asarray(predict(inputs.reshape(-1, *inputs.shape[2:]))), units, mask

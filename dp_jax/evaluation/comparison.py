@@ -8,7 +8,15 @@ import numpy as np
 
 from dp_jax.evaluation import bootstrap
 from dp_jax.evaluation.bootstrap import LEVEL, Interval
-from dp_jax.evaluation.fairness import Fairness, Measured, fairness, largest_gap, measure
+from dp_jax.evaluation.fairness import (
+  Fairness,
+  Measured,
+  fairness,
+  largest_gap,
+  measure,
+  spread_of,
+)
+from dp_jax.evaluation.intervals import difference, wider
 from dp_jax.evaluation.predictions import PredictionTable
 from dp_jax.evaluation.record_metrics import METRICS
 
@@ -130,6 +138,8 @@ def compare_tables(
   (overall,) = bootstrap.interval(
     (first.values - second.values)[:1], (first.samples - second.samples)[:, :1]
   )
+  if overall.low == overall.high:  # the same predictions in both
+    overall = wider(overall, difference(figures[0].overall, figures[1].overall))
   if first.status[0] == "suppressed":
     overall = Interval(*[float("nan")] * 3)
   changes = [
@@ -150,6 +160,8 @@ def _group_changes(
   )
   changes = []
   for place, (a, b) in enumerate(zip(figures[0].groups, figures[1].groups, strict=True), start=1):
+    if signed[place].low == signed[place].high:
+      signed[place] = wider(signed[place], difference(a.gap, b.gap))
     if a.status != "shown" or not np.isfinite(signed[place].low):
       continue
     verdict = _verdict(a.gap, b.gap, signed[place], sizes[place])
@@ -167,15 +179,14 @@ def _column_changes(first: Measured, second: Measured, labels: tuple[str, str]) 
     if len(places) < 2:
       continue
     (values, samples), (others, other_samples) = (largest_gap(m, places) for m in (first, second))
-    (own,), (other,) = (
-      bootstrap.interval(values, samples),
-      bootstrap.interval(others, other_samples),
-    )
-    (difference,) = bootstrap.interval(values - others, samples - other_samples)
-    verdict = _verdict(own, other, difference, difference)
+    own, other = spread_of(first, places), spread_of(second, places)
+    (moved,) = bootstrap.interval(values - others, samples - other_samples)
+    if moved.low == moved.high:
+      moved = wider(moved, difference(own, other))
+    verdict = _verdict(own, other, moved, moved)
     name = f"largest gap by {' and '.join(part.columns)}"
-    sentence = _column_sentence(name, (own, other), difference, verdict, labels, first.metric)
-    changes.append(Change(name, part.columns, (), own, other, difference, verdict, sentence))
+    sentence = _column_sentence(name, (own, other), moved, verdict, labels, first.metric)
+    changes.append(Change(name, part.columns, (), own, other, moved, verdict, sentence))
   return changes
 
 

@@ -19,9 +19,9 @@ from dp_jax.evaluation.groups import (
   too_small,
   unit_counts,
 )
-from dp_jax.evaluation.intervals import wilson
+from dp_jax.evaluation.intervals import difference, wider, wilson
 from dp_jax.evaluation.predictions import PredictionTable, check_same_records
-from dp_jax.evaluation.record_metrics import METRICS, SHARES, check_metrics, statistic_of
+from dp_jax.evaluation.record_metrics import METRICS, check_metrics, statistic_of
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,11 @@ class Measured:
     shown = np.array([self.status[place] == "shown" for place in places], bool)
     return places[shown & np.isfinite(self.values[places])]
 
+  def no_spread(self, place: int) -> bool:
+    """Whether a group's figure is the same in every resample, as a share of 0 or 1 is."""
+    known = self.samples[np.isfinite(self.samples[:, place]), place]
+    return bool(len(known) and np.ptp(known) == 0)
+
   def gaps(self) -> tuple[np.ndarray, np.ndarray]:
     """The metric of each group less that of all records: float[g], float[resamples, g]."""
     return self.values - self.values[0], self.samples - self.samples[:, :1]
@@ -190,7 +195,12 @@ def fairness(measured: Measured) -> Fairness:
       bootstrap.interval(measured.values, measured.samples), measured.units, strict=True
     )
   ]
-  gaps = list(bootstrap.interval(*measured.gaps()))
+  gaps = [
+    _honest(gap, value, values[0], measured.no_spread(place))
+    for place, (gap, value) in enumerate(
+      zip(bootstrap.interval(*measured.gaps()), values, strict=True)
+    )
+  ]
   groups, place = [], 1
   for part in measured.parts[1:]:
     for name, own in zip(part.names(), part.groups, strict=True):
@@ -203,21 +213,43 @@ def fairness(measured: Measured) -> Fairness:
       place += 1
   seen = measured.status[0] != "suppressed"
   return Fairness(
-    measured.metric, values[0] if seen else nothing, tuple(groups), tuple(_spreads(measured))
-  )
+    measured.metric, values[0] if seen else nothing, tuple(groups),
+    tuple(_spreads(measured)),
+  )  # fmt: skip
+
+
+def _honest(gap: Interval, first: Interval, second: Interval, no_spread: bool) -> Interval:
+  """The interval of a difference of which one side is the same in every resample.
+
+  What that side may be elsewhere is in its own interval, and no resample shows it.
+  """
+  return wider(gap, difference(first, second)) if no_spread else gap
 
 
 def _beyond_the_sample(value: Interval, units: int, metric: str) -> Interval:
-  """The interval of a share that is 0 or 1 in the data, and so in every resample.
+  """The interval of a figure that is the same in every resample, as a share that is 0 or 1.
 
   Of accuracy it is the score interval of as many independent units (Wilson 1927); other shares are
-  of a part of the units, and get no interval.
+  of a part of the units, and get no interval, and neither does an area of 1.
   """
-  if metric not in SHARES or value.value not in (0.0, 1.0) or value.low != value.high:
+  if value.low != value.high:
     return value
   if metric != "accuracy":
     return Interval(value.value, float("nan"), float("nan"))
   return wilson(value.value, units)
+
+
+def spread_of(measured: Measured, places: np.ndarray) -> Interval:
+  """The largest gap between two of some groups, with its interval."""
+  (gap,) = bootstrap.interval(*largest_gap(measured, places))
+  ends = [places[np.argmax(measured.values[places])], places[np.argmin(measured.values[places])]]
+  best, worst = (
+    _beyond_the_sample(interval, int(measured.units[place]), measured.metric)
+    for place in ends
+    for interval in bootstrap.interval(measured.values[[place]], measured.samples[:, [place]])
+  )
+  honest = _honest(gap, best, worst, any(measured.no_spread(place) for place in ends))
+  return Interval(honest.value, max(0.0, honest.low), honest.high)
 
 
 def largest_gap(measured: Measured, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -235,6 +267,6 @@ def _spreads(measured: Measured) -> list[ColumnFigure]:
     if len(places) < 2:
       continue
     order = places[np.argsort(better * measured.values[places], kind="stable")]
-    (gap,) = bootstrap.interval(*largest_gap(measured, places))
+    gap = spread_of(measured, places)
     spreads.append(ColumnFigure(part.columns, gap, names[order[0]], names[order[-1]]))
   return spreads

@@ -3,7 +3,7 @@
 import numpy as np
 
 from dp_jax.evaluation.bootstrap import Interval
-from dp_jax.evaluation.intervals import Z
+from dp_jax.evaluation.intervals import Z, wilson
 from dp_jax.evaluation.predictions import PredictionTable, check_same_records
 
 
@@ -35,4 +35,6 @@ def accuracy_difference(first: PredictionTable, second: PredictionTable) -> Inte
   mean = differences.sum() / total
   spread = np.square(differences - mean * sizes).sum() * num_units / (num_units - 1)
   half = Z * float(np.sqrt(spread)) / total
+  if not spread:  # no unit was told apart: of n, up to this share may be (score interval)
+    half = wilson(0.0, num_units).high
   return Interval(float(mean), float(mean - half), float(mean + half))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.special import expit
 
 from dp_jax.evaluation.scores import ranking_metrics
 
@@ -30,8 +31,9 @@ class PredictionTable:
     label: int32[n]; of several labels int32[n, num_labels]: 1, 0, or -1 for not known.
     predicted: of that shape; a record whose prediction is not a number has a wrong one.
     label_probability: float32 of that shape, of what is true.
-    score: float32[n] the probability of class 1 where there are two classes; of several labels
-      float32[n, num_labels] that of yes; else [0].
+    score: float32[n], what ranks records, higher for class 1, where there are two classes; of
+      several labels float32[n, num_labels], higher for yes; else [0]. Logits, or in files of
+      earlier versions probabilities, which are equal where a model is sure.
     groups: [n] strings for each column.
     about: what tells which records these are and which model it was: JSON values.
   """
@@ -99,20 +101,33 @@ class TableBuilder:
     self._parts: list[tuple[np.ndarray, ...]] = []
 
   def add(
-    self, records: np.ndarray, probabilities: np.ndarray, labels: np.ndarray, mask: np.ndarray
-  ) -> None:
-    """Adds records: int[n], float[n, num_classes], labels, bool[n]; masked ones are left out."""
+    self, records: np.ndarray, probabilities: np.ndarray, labels: np.ndarray, mask: np.ndarray,
+    scores: np.ndarray | None = None,
+  ) -> None:  # fmt: skip
+    """Adds records; masked ones are left out.
+
+    Args:
+      records: int[n].
+      probabilities: float[n, num_classes].
+      labels: int[n], or [n, num_classes] of several labels.
+      mask: bool[n].
+      scores: float[n, s], logits: of two classes one, of several labels one each. None, or no
+        column, ranks by probabilities.
+    """
     records, labels = records[mask], labels[mask]
     probabilities = np.array(probabilities[mask], np.float32)
+    ranked = None if scores is None or not scores.shape[1] else np.array(scores[mask], np.float32)
     if self._several:
-      self._parts.append((records, *_yes_or_no(probabilities, labels)))
+      self._parts.append((records, *_yes_or_no(probabilities, labels, ranked)))
       return
     failed = ~np.isfinite(probabilities).all(axis=1)
     probabilities[failed] = 0.0
     predicted = probabilities.argmax(axis=1)
     predicted[failed] = (labels[failed] + 1) % self._num_classes
     chosen = probabilities[np.arange(len(labels)), labels]
-    score = probabilities[:, 1].copy() if self._num_classes == 2 else np.zeros(0, np.float32)
+    score = np.zeros(0, np.float32)
+    if self._num_classes == 2:
+      score = probabilities[:, 1].copy() if ranked is None else ranked[:, 0]
     score[failed[: len(score)]] = np.nan
     self._parts.append((records, labels, predicted, chosen, score))
 
@@ -134,13 +149,18 @@ class TableBuilder:
     )
 
 
-def _yes_or_no(probabilities: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, ...]:
+def _yes_or_no(
+  probabilities: np.ndarray, labels: np.ndarray, logits: np.ndarray | None
+) -> tuple[np.ndarray, ...]:
   """Labels, predictions, probabilities of what is true, and scores, each [n, num_labels]."""
   labels = labels.astype(np.int32)
   failed = ~np.isfinite(probabilities)
   predicted = np.where(failed, labels != 1, probabilities > 0.5).astype(np.int32)
   chosen = np.where(labels == 1, probabilities, 1 - probabilities)
-  return labels, predicted, np.where(failed, 0.0, chosen), probabilities
+  if logits is not None:  # 1 - p is 0 long before the other probability is
+    chosen = expit(np.where(labels == 1, logits, -logits).astype(np.float64))
+  score = probabilities if logits is None else np.where(failed, np.nan, logits)
+  return labels, predicted, np.where(failed, 0.0, chosen), score
 
 
 def cross_entropy(chosen: np.ndarray) -> np.ndarray:
@@ -166,8 +186,8 @@ def load_predictions(path: Path) -> PredictionTable:
     raise ValueError(f"{str(path)!r} holds no predictions: {error}") from error
 
 
-def check_same_records(tables: Sequence[PredictionTable]) -> None:
-  """Refuses tables that cannot be paired record by record.
+def check_same_data(tables: Sequence[PredictionTable]) -> None:
+  """Refuses tables of different records: a difference between them says nothing of the models.
 
   Raises:
     ValueError: says what differs.
@@ -183,7 +203,17 @@ def check_same_records(tables: Sequence[PredictionTable]) -> None:
         )
     if not all(np.array_equal(getattr(first, k), getattr(table, k)) for k in ("record", "label")):
       raise ValueError("the two runs read different records or labels, so they cannot be paired.")
-    if not np.array_equal(first.unit, table.unit):
+
+
+def check_same_records(tables: Sequence[PredictionTable]) -> None:
+  """Refuses tables that cannot be paired record by record, person by person.
+
+  Raises:
+    ValueError: says what differs.
+  """
+  check_same_data(tables)
+  for table in tables[1:]:
+    if not np.array_equal(tables[0].unit, table.unit):
       raise ValueError(
         "the two runs group records into different units: give both the same privacy.unit."
       )

@@ -13,6 +13,12 @@ from dp_jax.report.page import Section
 from dp_jax.report.run_view import RunView, number
 
 # Metrics of two classes or several labels, where a run has them.
+_NOTE = page.paragraph(
+  "Paired: both runs on the same held-out people. Where only the accuracies are known, the two "
+  "runs count as independent samples, and the interval is wider. A single pair of runs says "
+  "nothing about the spread over random seeds.",
+  "note",
+)
 _RANKS = {"auroc": "AUROC", "average_precision": "average precision"}
 
 
@@ -21,6 +27,9 @@ def accuracy_section(runs: Sequence[RunView]) -> Section | None:
   known = [(run, run.accuracy()) for run in runs]
   rows = [(run, accuracy) for run, accuracy in known if accuracy is not None]
   if not rows:
+    if any(run.final.get("num_records") == 0 for run in runs):
+      text = "No record of the held-out split could be used: nothing was measured."
+      return Section("accuracy", "Accuracy", page.paragraph(text))
     return None
   ranks = {
     name: title
@@ -39,24 +48,33 @@ def accuracy_section(runs: Sequence[RunView]) -> Section | None:
 
 
 def cost_section(main: RunView, others: Sequence[RunView]) -> Section | None:
-  """What privacy cost against runs without it, and what a public start gained."""
-  own = main.accuracy()
-  if own is None or main.record is None:
-    return None
-  lines = []
-  for other in others:
-    theirs = other.accuracy()
-    if theirs is not None:
-      lines.append(_difference(main, own, other, theirs))
+  """What privacy cost against runs without it."""
+  lines = _lines(main, [run for run in others if run.record is None])
   if not lines:
     return None
-  note = (
-    "Paired: both runs on the same held-out people. Where only the accuracies are known, the two "
-    "runs count as independent samples, and the interval is wider. A single pair of runs says "
-    "nothing about the spread over random seeds."
+  return Section("cost", "The cost of privacy", page.figures(lines) + _NOTE)
+
+
+def beside_section(main: RunView, others: Sequence[RunView]) -> Section | None:
+  """A private run beside others that are private too: each has a guarantee of its own."""
+  lines = _lines(main, [run for run in others if run.record is not None])
+  if not lines or main.record is None:
+    return None
+  own = formatting.round_up(main.record["epsilon"])
+  intro = page.paragraph(
+    f"Each of these runs has a guarantee of its own; that of this one is epsilon {own}. What they "
+    "differ by is not the cost of privacy."
   )
-  body = page.figures(lines) + page.paragraph(note, "note")
-  return Section("cost", "The cost of privacy", body)
+  return Section("beside", "Beside other private runs", intro + page.figures(lines) + _NOTE)
+
+
+def _lines(main: RunView, others: Sequence[RunView]) -> list[tuple[str, str]]:
+  """The distance of a private run from each of the others."""
+  own = main.accuracy()
+  if own is None or main.record is None:
+    return []
+  known = [(other, other.accuracy()) for other in others]
+  return [_difference(main, own, run, theirs) for run, theirs in known if theirs is not None]
 
 
 def accuracy_tiles(main: RunView, others: Sequence[RunView]) -> list[tuple[str, str, str]]:

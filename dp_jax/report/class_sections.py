@@ -21,14 +21,16 @@ from dp_jax.report.run_view import RunView, number
 MAX_ROWS = 20  # more classes than this and only the hardest are drawn
 SUPPRESSED = "suppressed"
 _FEW = (
-  f"Classes of fewer than {MIN_UNITS} people are suppressed, and with them as many others as it "
-  "takes that none of them follows from a total or from the groups on this page."
+  f"Classes of fewer than {MIN_UNITS} people, or of which fewer than that were classified rightly, "
+  "are suppressed, and with them as many others as it takes that none of them follows from a total "
+  "or from the groups on this page."
 )
 
 _HIDDEN = "*"
 _FEW_CONFUSED = (
   f"A * stands for fewer than {MIN_UNITS} people, or for more where a single * of a class would "
-  "follow from the accuracy of the class."
+  "follow from the accuracy of the class. How many of a class were taken for others in all follows "
+  "from that accuracy, and is not hidden."
 )
 
 Matrix = list[list[int] | None]
@@ -59,13 +61,30 @@ def hidden_on_page(runs: Sequence[RunView], groups: Sequence[str] = ()) -> list[
       table = run.table
       if main is None or not _same_records(main, table):
         hidden |= hidden_classes(table, size, groups)
+      hidden |= _few_right(table, size)
       main = main or table
       counted.append(True)
     except ValueError:  # no predictions in the file, or the columns are not theirs
       counted.append(False)
+  if main is not None and hidden.sum() == 1:  # what is right in all would give the one away
+    people = np.bincount(_by_unit(main.label, main), minlength=size)[:size].astype(float)
+    hidden[np.argmin(np.where(hidden, np.inf, people))] = True
   return [
     hidden[:n] if known else np.ones(n, bool) for n, known in zip(sizes, counted, strict=True)
   ]
+
+
+def _few_right(table: PredictionTable, size: int) -> np.ndarray:
+  """bool[size]: classes of which some people, but too few to show, were classified rightly."""
+  right = table.label[table.predicted == table.label], table.unit[table.predicted == table.label]
+  pairs = np.unique(np.stack(right), axis=1)[0]
+  people = np.bincount(pairs[pairs >= 0], minlength=size)[:size]
+  return np.asarray((people > 0) & (people < MIN_UNITS))
+
+
+def _by_unit(labels: np.ndarray, table: PredictionTable) -> np.ndarray:
+  """The class of each (class, person), once."""
+  return np.unique(np.stack([labels, table.unit]), axis=1)[0]
 
 
 def class_section(runs: Sequence[RunView], hidden: Sequence[np.ndarray]) -> Section | None:
@@ -169,7 +188,7 @@ def _few_confused(run: RunView, size: int) -> np.ndarray:
   classes that accuracy is the confusion, and nothing is gained by hiding it.
   """
   few = np.zeros((size, size), bool)
-  if size < 3:
+  if size < 3:  # what the note says of all others of a class
     return few
   try:
     table = run.table

@@ -47,7 +47,8 @@ def render_report(
     The path of report.html, replaced atomically.
 
   Raises:
-    ValueError: if config.json or privacy.json is missing, unreadable or malformed.
+    ValueError: if config.json or privacy.json is missing, unreadable or malformed, or another run
+      is of other data.
     OSError: if a page cannot be written.
   """
   folder = Path(workdir)
@@ -60,10 +61,13 @@ def render_report(
       raise ValueError(f"{folder}/release/privacy.json is malformed: {found[0]}")
   public = main.declared == "public"
   others = [run_view.load(Path(path), text, inside=not public) for text, path in compare.items()]
+  inside = main if public else run_view.load(folder, label, inside=True)
+  for run in others:
+    run_view.check_same_data(inside, run)
   if public:
     others = [run for run in others if run.declared == "public"]
   else:
-    _write_inside(run_view.load(folder, label, inside=True), others, include_private)
+    _write_inside(inside, others, include_private)
   target = folder / "report.html"
   atomic.write_text(target, _render(main, others if public else [], include_private and public))
   return target
@@ -97,7 +101,7 @@ def _render(main: RunView, others: Sequence[RunView], include_private: bool) -> 
     tiles += accuracy_sections.accuracy_tiles(main, others)
     measured = private_page.measured_sections(main, others)
     # What privacy cost, then what it bought, then the details.
-    first = sum(section.anchor in ("accuracy", "cost") for section in measured)
+    first = sum(section.anchor in ("accuracy", "cost", "beside") for section in measured)
     found += [*measured[:first], *epsilon, *measured[first:]]
   else:
     found.append(page.Section("withheld", "What is not shown", page.paragraph(WITHHELD)))

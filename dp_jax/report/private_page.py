@@ -32,7 +32,11 @@ def measured_sections(
   private = any(run.declared != "public" for run in runs)
   if private and any(map(_has_too_few, runs)):
     return []
-  found = [accuracy_sections.accuracy_section(runs), accuracy_sections.cost_section(main, others)]
+  found = [
+    accuracy_sections.accuracy_section(runs),
+    accuracy_sections.cost_section(main, others),
+    accuracy_sections.beside_section(main, others),
+  ]
   if compared is None:
     groups = group_sections.group_sections(main, others)
     found += groups

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dp_jax.evaluation import predictions
 from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.evaluation.intervals import wilson
 from dp_jax.evaluation.predictions import PredictionTable, load_predictions
@@ -18,6 +19,10 @@ from dp_jax.evaluation.predictions import PredictionTable, load_predictions
 _FORMATS = {
   "csv": "table", "folder": "images", "npz": "arrays", "npy": "arrays", "hf": "data set",
 }  # fmt: skip
+
+
+# What says which records a run was evaluated on, where it kept no predictions.
+_SAME = ("source", "path", "eval_split", "seed", "num_records")
 
 
 @dataclass(frozen=True)
@@ -112,6 +117,50 @@ def load(workdir: Path, label: str, *, inside: bool = False) -> RunView:
     workdir, label, config, record, declared, released, split, history, final,
     predictions if predictions.exists() else None,
   )  # fmt: skip
+
+
+def check_same_data(main: RunView, other: RunView) -> None:
+  """Refuses to set a run beside one of other data: what they differ by is not the training.
+
+  By the predictions of both, or where one has none by what the configurations say.
+
+  Raises:
+    ValueError: naming the other run, and what differs.
+  """
+  if main.declared != other.declared and "public" in (main.declared, other.declared):
+    return  # nothing of the one is shown beside the other
+  try:
+    tables = [main.table, other.table]
+  except ValueError:  # none are kept, or they cannot be read
+    tables = []
+  if tables:
+    try:
+      predictions.check_same_data(tables)
+    except ValueError as error:
+      raise ValueError(
+        f"{other.label!r} ({other.folder}) cannot be set beside {main.folder}: {error}"
+      ) from error
+    return
+  sides = [{name: _said(run, name) for name in _SAME} for run in (main, other)]
+  differences = [
+    f"data.{name} is {sides[0][name]!r} here and {sides[1][name]!r} there"
+    for name in _SAME
+    if sides[0][name] != sides[1][name]
+  ]
+  counts = [run.num_records for run in (main, other)]
+  if all(counts) and counts[0] != counts[1]:
+    differences.append("the numbers of held-out records differ")
+  if differences:
+    raise ValueError(
+      f"{other.label!r} ({other.folder}) is a run on other data than {main.folder}:"
+      f" {'; '.join(differences)}."
+    )
+
+
+def _said(run: RunView, name: str) -> Any:
+  """What a run's configuration says of its data; of a path the name, since folders are moved."""
+  value = run.config.get("data", {}).get(name)
+  return Path(str(value)).name if name == "path" and value is not None else value
 
 
 def training_log(workdir: Path) -> list[dict[str, Any]]:

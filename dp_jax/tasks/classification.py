@@ -58,7 +58,28 @@ class Classification:
     By softmax under either link, so that they sum to 1: after sigmoid, in proportion to the odds.
     """
     logits = self.logits(self.model.bind(arrays), inputs, jnp.ones(inputs.shape[0], bool))
+    return self.probabilities(logits)
+
+  def evaluated(self, arrays: Arrays, inputs: jax.Array) -> jax.Array:
+    """What an evaluation needs: probabilities, and beside them the scores that rank records.
+
+    A probability near 0 or 1 is the same float32 for margins that differ, and ranks them as equal;
+    logits do not saturate.
+
+    Returns:
+      float32[N, num_classes + s]: `predict`, then of two classes the logit of the second over the
+      first (s = 1), of several labels their logits (s = num_classes), of more classes nothing.
+    """
+    logits = self.logits(self.model.bind(arrays), inputs, jnp.ones(inputs.shape[0], bool))
+    return jnp.concatenate([self.probabilities(logits), self.scores(logits)], axis=1)
+
+  def probabilities(self, logits: jax.Array) -> jax.Array:
+    """Those of `predict`, from logits float32[N, num_classes]."""
     return jax.nn.softmax(logits)
+
+  def scores(self, logits: jax.Array) -> jax.Array:
+    """What ranks records, float32[N, s], from logits float32[N, num_classes]."""
+    return logits[:, 1:] - logits[:, :1] if logits.shape[1] == 2 else logits[:, :0]
 
   def logits(self, module: nnx.Module, inputs: jax.Array, mask: jax.Array) -> jax.Array:
     """Logits float32[N, num_classes] of raw inputs [N, *input_shape]; masked ones are zeroed."""

@@ -33,7 +33,15 @@ class MultiLabel(Classification):
   def predict(self, arrays: Arrays, inputs: jax.Array) -> jax.Array:
     """The probability of yes, float32[N, num_classes], of raw inputs [N, *input_shape]."""
     logits = self.logits(self.model.bind(arrays), inputs, jnp.ones(inputs.shape[0], bool))
+    return self.probabilities(logits)
+
+  def probabilities(self, logits: jax.Array) -> jax.Array:
+    """Those of `predict`, from logits float32[N, num_classes]."""
     return jax.nn.sigmoid(logits)
+
+  def scores(self, logits: jax.Array) -> jax.Array:
+    """The logit of each label, float32[N, num_classes]."""
+    return logits
 
   def made_up_units(self, count: int, max_records_per_unit: int) -> dict[str, Any]:
     """Units with random inputs and labels, the first of them known: [count, K, ...]."""

@@ -75,7 +75,7 @@ def evaluate_state(run: Run, state: TrainState) -> HeldOut | HeldOutLabels:
   """Evaluates the moving average on the evaluation split."""
   arrays = {**state.average, **place(run.frozen, run.mesh)}
   return evaluate(
-    shared_predict(run.released.predict, arrays, run.mesh),
+    shared_predict(run.released.evaluated, arrays, run.mesh),
     run.eval_loader,
     run.task.spec.num_classes,
     run.config.eval.microbatch_size,

@@ -79,6 +79,12 @@ class Release:
     compiled = jax.jit(build_task(functional, self.spec).predict)
     return lambda inputs: compiled(arrays, inputs)
 
+  def evaluator(self) -> Callable[[np.ndarray], Any]:
+    """What an evaluation takes, compiled: probabilities, and scores that rank records."""
+    functional, arrays = self._functional()
+    compiled = jax.jit(build_task(functional, self.spec).evaluated)
+    return lambda inputs: compiled(arrays, inputs)
+
   def _functional(self) -> tuple[FunctionalModel, Arrays]:
     functional, _ = split(self.spec.build(seed=0))
     return functional, self.arrays

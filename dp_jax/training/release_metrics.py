@@ -129,7 +129,7 @@ def held_out_shares(release: Release, config: Config, delta: float) -> tuple[np.
       f" {num_units}: what is released could be a whole unit. Give a smaller delta."
     )
   held_out = evaluate(
-    release.predictor(), loader, release.spec.num_classes, config.eval.microbatch_size
+    release.evaluator(), loader, release.spec.num_classes, config.eval.microbatch_size
   )
   return shares(held_out.table.of_people(index.unit_of_records, {}, {})), num_units
 

@@ -81,7 +81,10 @@ class Result:
     """Some lines for people."""
     lines = [
       f"{split}: "
-      + ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value is not None)
+      + (
+        ", ".join(f"{name} {value:.4f}" for name, value in values.items() if value is not None)
+        or "no record of the split could be used"
+      )
       for split, values in self.metrics.items()
     ]
     return "\n".join([*lines, self.statement, f"report: {self.workdir}/report.html"])

@@ -30,7 +30,7 @@ def evaluate_release(path: Path, config: Config) -> dict[str, Any]:
   """
   release = load_release(path)
   sums = evaluate(
-    release.predictor(), held_out_loader(release, config), release.spec.num_classes,
+    release.evaluator(), held_out_loader(release, config), release.spec.num_classes,
     config.eval.microbatch_size,
   )  # fmt: skip
   if config.data.declared == "public":

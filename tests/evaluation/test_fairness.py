@@ -7,8 +7,9 @@ import pytest
 from made_up_tables import binary_table, right_or_wrong
 from sklearn.metrics import accuracy_score, log_loss, recall_score, roc_auc_score
 
+from dp_jax.evaluation import bootstrap
 from dp_jax.evaluation.comparison import compare_tables
-from dp_jax.evaluation.fairness import fairness, measure
+from dp_jax.evaluation.fairness import fairness, largest_gap, measure
 from dp_jax.evaluation.predictions import load_predictions
 
 
@@ -139,7 +140,53 @@ def test_equal_models_give_no_evidence():
   table = _pair(0.1)[0]
   found, verdicts = _verdicts((table, table))
   assert set(verdicts.values()) == {"no evidence either way"}
-  assert all(c.difference.to_list() == [0.0] * 3 for c in found.changes)
+  assert all(c.difference.value == 0 for c in found.changes)
+  # The broken variant: no spread in the resamples, taken for certainty.
+  assert all(c.difference.low < 0 < c.difference.high for c in found.changes)
+  assert found.overall.value == 0 and found.overall.low < 0 < found.overall.high
+
+
+def test_what_is_the_same_in_every_resample_is_not_certain():
+  """Two groups of which all records are right: the gap may be what either may be off by."""
+  group = np.array(["a"] * 30 + ["b"] * 40)
+  table = right_or_wrong(np.arange(70), np.ones(70, bool), {"ward": group})
+  (measured,) = measure([table], ["ward"], "accuracy", private=False, resamples=200)
+  found = fairness(measured)
+  (spread,) = found.columns
+  assert spread.largest_gap.value == 0 == spread.largest_gap.low
+  low = min(g.value.low for g in found.groups)
+  assert 0.05 < spread.largest_gap.high <= 1 - low + 1e-9
+  for each in found.groups:
+    assert each.gap.low < 0 < each.gap.high
+  # One group that is all right beside one that is not: its part of the doubt counts too.
+  right = np.concatenate([np.ones(30, bool), np.arange(40) % 4 > 0])
+  table = right_or_wrong(np.arange(70), right, {"ward": group})
+  (measured,) = measure([table], ["ward"], "accuracy", private=False, resamples=200)
+  gap = fairness(measured).columns[0].largest_gap
+  (bare,) = bootstrap.interval(*largest_gap(measured, np.array([1, 2])))
+  assert gap.low < bare.low - 0.02 and gap.high >= bare.high
+
+
+def test_an_area_of_one_has_no_interval_of_no_width():
+  label = np.arange(60) % 2
+  table = binary_table(np.arange(60), label, np.where(label, 0.9, 0.1), {})
+  (measured,) = measure([table], [], "auroc", private=False, resamples=200)
+  assert np.isnan(fairness(measured).overall.low)
+
+
+def test_the_interval_of_the_gap_holds_the_truth_where_groups_are_nearly_always_right():
+  """Two groups of 30 at 98%: the true gap is 0; of 200 draws nearly all intervals hold it.
+
+  At a coverage of 90%, fewer than 160 of 200 have a probability below 1e-5.
+  """
+  rng = np.random.default_rng(0)
+  held = 0
+  for _ in range(200):
+    right = rng.random(60) < 0.98
+    table = right_or_wrong(np.arange(60), right, {"ward": np.array(["a", "b"] * 30)})
+    (measured,) = measure([table], ["ward"], "accuracy", private=False, resamples=50)
+    held += fairness(measured).columns[0].largest_gap.low <= 0.0
+  assert held >= 160
 
 
 def test_a_group_that_changes_sides_by_as_much_has_no_wider_gap():

@@ -9,11 +9,14 @@ from sklearn import metrics
 from dp_jax.data.records import RecordSpec
 from dp_jax.data.source import SourceInfo
 from dp_jax.data.units import UnitLoader
-from dp_jax.evaluation.classification import ClassificationSums, evaluate
+from dp_jax.evaluation.classification import ClassificationSums, evaluate, in_top_k
 from dp_jax.evaluation.fairness import measure
 from dp_jax.evaluation.language import TokenSums
 from dp_jax.evaluation.predictions import TableBuilder
 from dp_jax.evaluation.scores import multilabel_metrics, ranking_metrics
+from dp_jax.models.build import ModelSpec
+from dp_jax.tasks.classification import Classification
+from dp_jax.tasks.multilabel import MultiLabel
 
 COUNT, CLASSES = 203, 7
 
@@ -50,7 +53,9 @@ def test_classification(predictions, size, devices):
     sums.add(*batch)
   found, predicted = sums.details(), probabilities.argmax(axis=1)
   assert found["accuracy"] == metrics.accuracy_score(labels, predicted)
-  assert found["top_5_accuracy"] == metrics.top_k_accuracy_score(labels, probabilities, k=5)
+  right = in_top_k(probabilities, labels).mean()
+  assert right == metrics.top_k_accuracy_score(labels, probabilities, k=5)
+  assert "top_5_accuracy" not in found  # five of eight are most of what there is to guess
   np.testing.assert_allclose(found["loss"], metrics.log_loss(labels, probabilities), rtol=1e-6)
   np.testing.assert_allclose(
     found["per_class_f1"], metrics.f1_score(labels, predicted, average=None)
@@ -193,3 +198,44 @@ def test_several_labels_on_a_split_with_unknown_ones_and_malformed_records():
   np.testing.assert_allclose(measured.values, [np.mean(areas)])
   (measured,) = measure([held_out.table], [], "accuracy", private=False, resamples=5)
   np.testing.assert_allclose(measured.values, [expected])
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("low", [1.0, 18.0, 60.0])
+def test_sure_predictions_are_ranked_by_logits(several, low):
+  """Margins of which float32 probabilities are equal: 1 from 17 nats on, 0 from 104."""
+  rng = np.random.default_rng(0)
+  labels = (np.arange(200) % 2).astype(np.int32)
+  margin = (low + 5 * labels + rng.normal(size=200)).astype(np.float32)  # all of them a sure yes
+  logits = np.stack([np.zeros_like(margin), margin], axis=1)
+  if several:
+    spec = ModelSpec("linear", {}, (1,), 2, (-1.0, 1.0), (), True)
+    task, targets = MultiLabel(_Same(), spec), np.stack([labels, 1 - labels], axis=1)
+    logits = np.stack([margin, -margin], axis=1)
+  else:
+    spec = ModelSpec("linear", {}, (1,), 2, (-1.0, 1.0))
+    task, targets = Classification(_Same(), spec), labels
+  outputs = np.concatenate([task.probabilities(logits), task.scores(logits)], axis=1)
+  builder = TableBuilder(2, several)
+  builder.add(np.arange(200), outputs[:, :2], targets, np.ones(200, bool), outputs[:, 2:])
+  table = builder.table()
+  area = metrics.roc_auc_score(labels, margin)
+  if several:
+    found = multilabel_metrics(table.score, table.label)
+    assert found["auroc_per_label"] == [area, area]
+    wrong = labels == 0  # the loss of a yes that is none is log(1 + e^margin)
+    expected = np.minimum(np.logaddexp(0, margin[wrong].astype(float)), 87.3)
+    np.testing.assert_allclose(table.losses()[wrong, 0], expected, rtol=1e-2)
+  else:
+    found = table.rankings()
+    assert found["auroc"] == area
+    assert found["average_precision"] == metrics.average_precision_score(labels, margin)
+  if low > 17:  # the broken variant: ranked by probabilities
+    builder = TableBuilder(2, several)
+    builder.add(np.arange(200), outputs[:, :2], targets, np.ones(200, bool))
+    score = builder.table().score
+    assert metrics.roc_auc_score(labels, score[:, 0] if several else score) < 0.6 < 0.9 < area
+
+
+class _Same:
+  """Stands for a model whose logits are given."""

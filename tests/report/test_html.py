@@ -109,7 +109,7 @@ def test_names_are_escaped(tmp_path, facts):
   }
   record = privacy_json.privacy_record(facts(**changes))
   run = write_run(tmp_path / "private", record, source=HOSTILE)
-  page = render_report(run, {HOSTILE: write_run(tmp_path / "plain", None)})
+  page = render_report(run, {HOSTILE: write_run(tmp_path / "plain", None, source=HOSTILE)})
   assert "alert(" in page.read_text(encoding="utf-8")
   for tag, attributes in parse(page):
     assert tag not in {"script", "img"}

@@ -1,11 +1,14 @@
 """Groups in the report, training diagnostics, released figures, and the page under private/."""
 
 import json
+import re
 
+import numpy as np
 import pytest
 from made_up_runs import write_run
 from made_up_work_directories import people_table
 
+from dp_jax.evaluation.predictions import PredictionTable
 from dp_jax.report import privacy_json, run_view
 from dp_jax.report.html import private_path, render_report
 
@@ -43,9 +46,62 @@ def test_groups_of_both_runs_stand_in_the_report(tmp_path, record):
   assert "groups-accuracy" in _sections(alone) and "plot-groups-accuracy" in alone
   other = _run(tmp_path / "other", None)
   (other / "predictions.npz").write_bytes(people_table(0.9, data_digest="another").to_bytes())
-  unpaired = render_report(run, {"plain": other}).read_text()
-  assert "groups-accuracy" in _sections(unpaired)  # of the run alone
-  assert "unpaired 95% interval" in unpaired
+  before = (run / "report.html").read_bytes()
+  with pytest.raises(ValueError, match=r"'plain' .*their data differ"):
+    render_report(run, {"plain": other})
+  assert (run / "report.html").read_bytes() == before
+
+
+def test_runs_that_kept_no_predictions_are_compared_by_what_they_say_of_their_data(
+  tmp_path, record
+):
+  runs = [write_run(tmp_path / name, each) for name, each in (("run", record), ("plain", None))]
+  assert "unpaired 95% interval" in render_report(runs[0], {"plain": runs[1]}).read_text()
+  other = write_run(tmp_path / "other", None, source="rendered_digits")
+  with pytest.raises(ValueError, match=r"data\.source is 'digits' here and 'rendered_digits'"):
+    render_report(runs[0], {"plain": other})
+  content = json.loads((runs[1] / "metrics.jsonl").read_text().splitlines()[-2])
+  content["metrics"]["num_records"] = 299
+  (runs[1] / "metrics.jsonl").write_text(json.dumps(content) + "\n")
+  with pytest.raises(ValueError, match="numbers of held-out records differ"):
+    render_report(runs[0], {"plain": runs[1]})
+
+
+def test_two_private_runs_are_not_headed_as_the_cost_of_privacy(tmp_path, record):
+  run, other = (_run(tmp_path / name, record, accuracy=a) for name, a in (("a", 0.8), ("b", 0.9)))
+  text = render_report(run, {"other": other}).read_text()
+  assert "beside" in _sections(text) and "cost" not in _sections(text)
+  assert "The cost of privacy" not in text and "What they differ by is not the cost" in text
+  plain = _run(tmp_path / "plain", None)
+  both = _sections(render_report(run, {"other": other, "plain": plain}).read_text())
+  assert both.index("cost") < both.index("beside")
+  assert not {"cost", "beside"} & set(_sections(render_report(plain, {"run": run}).read_text()))
+
+
+def test_no_small_count_of_people_stands_on_the_private_page(tmp_path, facts):
+  """A class of 40 people of whom 4 are right: its diagonal would be shown beside what is hidden."""
+  record = privacy_json.privacy_record(facts(declared="private"))
+  run = _run(tmp_path / "run", record, "private", groups=())
+  counts = np.array([[4, 20, 16], [12, 40, 12], [13, 14, 60]])
+  label, predicted = (np.repeat(k.ravel(), counts.ravel()) for k in np.indices((3, 3)))
+  table = PredictionTable(
+    record=np.arange(len(label)), unit=np.arange(len(label)), label=label.astype(np.int32),
+    predicted=predicted.astype(np.int32), score=np.zeros(0, np.float32),
+    label_probability=np.full(len(label), 0.5, np.float32), about={},
+  )  # fmt: skip
+  (run / "private" / "predictions.npz").write_bytes(table.to_bytes())
+  log = run / "private" / "metrics.jsonl"
+  last = json.loads(log.read_text().splitlines()[-2])
+  last["metrics"] |= {"confusion": counts.tolist(), "num_records": int(counts.sum())}
+  log.write_text(json.dumps(last) + "\n")
+  render_report(run, {})
+  text = private_path(run).read_text()
+  matrix = text.split('<section id="confusion"')[1].split("</section>")[0]
+  shown = [int(n) for n in re.findall(r">(\d+)</span>", matrix)]
+  assert shown and min(shown) >= 11, shown
+  # Nor does it follow from what is right in all: two classes are left out.
+  assert matrix.count("suppressed)") == 2
+  assert "10.0%" not in text.split('<section id="classes"')[1].split("</section>")[0]
 
 
 @pytest.mark.parametrize("declared", ["public", "private"])
