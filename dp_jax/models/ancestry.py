@@ -218,7 +218,7 @@ def warnings_of(lineage: Sequence[Ancestor]) -> tuple[str, ...]:
   for steps, each in enumerate(lineage):
     if each.is_exposed:
       raise ValueError(_exposed(lineage[0], each, steps))
-  said = [text for steps, each in enumerate(lineage) for text in _warnings(each, steps)]
+  said = [text for steps, each in enumerate(lineage) for text in warnings_about(each, steps)]
   return tuple(dict.fromkeys(said))
 
 
@@ -232,8 +232,8 @@ def _exposed(first: Ancestor, found: Ancestor, steps: int) -> str:
   )
 
 
-def _warnings(each: Ancestor, steps: int) -> Iterator[str]:
-  """Of the first of them, or of one that is that many back."""
+def warnings_about(each: Ancestor, steps: int) -> Iterator[str]:
+  """What the statement says of the first of them (steps 0), or of one that is that many back."""
   behind = f" (those of {_called(each)}, which are behind them)" if steps else ""
   if each.protected is None:
     yield f"that the starting weights{behind} are public is taken from the configuration"

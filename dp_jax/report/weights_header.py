@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dp_jax.models.ancestry import GUARANTEE, lineage_of, warnings_of
+from dp_jax.models.ancestry import GUARANTEE, lineage_of, warnings_about
 from dp_jax.report import manifest
 
 # A header lists names and shapes; one beyond this is not one of ours.
@@ -80,14 +80,20 @@ def _ancestors(about: Mapping[str, Any], record: Mapping[str, Any]) -> Iterator[
   """What the chain of weights behind the parameters demands of the record."""
   behind = lineage_of(about, "0" * 64, "params.safetensors")[1:]
   stated = record["pretrained_weights"]
-  if behind and stated is None:
+  # Weights that made public features are behind the parameters too, and stand with those features.
+  if behind and stated is None and "public_features" not in record["treated_as_public"]:
     yield "pretrained_weights is null, but the header names the weights that training started from"
   digests = [each.sha256 for each in behind if each.sha256 is not None]
-  if behind and digests and stated and digests[0] not in stated:
+  if digests and stated and not any(digest in stated for digest in digests):
     yield "pretrained_weights does not name the weights that the header does"
-  for warning in warnings_of(behind):
-    if warning not in record["warnings"]:
-      yield f"warnings leaves out: {warning}"
+  for each in behind:
+    if each.is_exposed:
+      yield "the header names weights that hold private records without protection"
+    # As the weights that training started from, or as what is behind those: the header has them all
+    # in one list.
+    for first, further in zip(warnings_about(each, 0), warnings_about(each, 1), strict=True):
+      if first not in record["warnings"] and further not in record["warnings"]:
+        yield f"warnings leaves out: {further}"
 
 
 def count_parameters(path: Path) -> int:

@@ -103,7 +103,9 @@ FORGERIES: dict[str, tuple[Callable[[Path, Record], None], str]] = {
   "weights that a private release is behind": (
     _with_header(ancestry=[_ANCESTOR]), "pretrained_weights does not name"),
   "weights that private records are behind": (
-    _with_header(ancestry=[_EXPOSED]), "cannot be read"),
+    _with_header(ancestry=[_EXPOSED]), "without protection"),
+  "a warning on starting weights that is left out": (
+    _with_header(ancestry=[{**_ANCESTOR, "sha256": "ab" * 32}]), "warnings leaves out: the start"),
   "a header that is no JSON": (_with_header(model="{"), "cannot be read"),
   "a header of another kind": (_with_header(model=7), "cannot be read"),
   "other classes": (_with_public("class_names", ["a", "b", "c"]), "class_names is not"),
