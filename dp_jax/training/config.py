@@ -244,6 +244,9 @@ def _check(config: Config) -> None:
     (train.epochs is None or train.epochs > 0, "train.epochs", train.epochs, "must be positive"),
     (train.learning_rate > 0, "train.learning_rate", train.learning_rate, "must be positive"),
     (0 <= train.momentum < 1, "train.momentum", train.momentum, "must be in [0, 1)"),
+    (train.momentum == TrainConfig.momentum or train.optimizer == "sgd", "train.momentum",
+     train.momentum, f"is of sgd, and train.optimizer={train.optimizer!r} does not use it: leave it"
+     " out"),
     (0 <= train.ema < 1, "train.ema", train.ema, "must be in [0, 1)"),
     (0 <= train.label_smoothing < 1, "train.label_smoothing", train.label_smoothing,
      "must be in [0, 1)"),

@@ -134,6 +134,12 @@ def data_checks(data: DataConfig, unit: str, limit: int) -> list[tuple[bool, str
      data.class_names, "is for the sources folder and csv: others name their classes themselves"),
     (data.source != "hf" or one_each, "data.features", data.features,
      "and data.label_columns of an hf source must name one column each"),
+    (data.min_crop_area == DataConfig.min_crop_area or data.augment == "random_resized_crop",
+     "data.min_crop_area", data.min_crop_area, f"is of random_resized_crop, and"
+     f" data.augment={data.augment!r} does not use it: leave it out"),
+    (data.crop_fraction == DataConfig.crop_fraction or data.resize == "centre_crop",
+     "data.crop_fraction", data.crop_fraction, f"is of centre_crop, and data.resize={data.resize!r}"
+     " does not use it: leave it out"),
     ((data.workers or 0) >= 0, "data.workers", data.workers, "must not be negative"),
     (data.prefetch is None or data.prefetch >= 1, "data.prefetch", data.prefetch,
      "must be at least 1"),
