@@ -91,3 +91,9 @@ def write_npz(
   for split in splits:
     np.savez(folder / f"{split}.npz", image=images, label=labels, **columns)
   return folder
+
+
+def without_hashes(text: str, release: Path) -> str:
+  """A text without the hash of noised parameters, and without the digest of the record of them."""
+  record = json.loads((release / "privacy.json").read_text())
+  return text.replace(record["parameters"]["sha256"], "HASH").replace(record["digest"], "DIGEST")

@@ -164,7 +164,7 @@ def privacy_record(facts: ReleaseFacts) -> dict[str, Any]:
     ),
     "attacker": attacker.attacker_section(mechanism, accounted.epsilon, delta),
     "randomness": {
-      **random_bits(mechanism, parts),
+      **random_bits(mechanism, bool(parts)),
       "source": key_source(facts.test_key),
       "test_key": facts.test_key,
     },
@@ -210,9 +210,9 @@ def record_digest(record: Mapping[str, Any]) -> str:
   return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def random_bits(mechanism: Mechanism, parts: Mapping[str, Mechanism]) -> dict[str, Any]:
+def random_bits(mechanism: Mechanism, is_solver: bool) -> dict[str, Any]:
   """What draws: of the noise, and of the units of a step where any are drawn."""
-  drawn = not parts and mechanism.sampling.name in samplers.DRAWN
+  drawn = not is_solver and mechanism.sampling.name in samplers.DRAWN
   sampling = {"generator": samplers.GENERATOR, "key_bits": samplers.GENERATOR_KEY_BITS}
   return {
     "generator": GENERATOR,

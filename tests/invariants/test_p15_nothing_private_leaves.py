@@ -10,7 +10,15 @@ import re
 
 import numpy as np
 import pytest
-from support import finish, flags_of, key_file, small_config, start, write_npz
+from support import (
+  finish,
+  flags_of,
+  key_file,
+  small_config,
+  start,
+  without_hashes,
+  write_npz,
+)
 
 import dp_jax
 from dp_jax.training.run import train
@@ -48,7 +56,10 @@ def _run(folder, seed, declared, malformed=0):
     name = str(path.relative_to(folder / "run"))
     if path.is_file() and not name.startswith(("private/", "checkpoints/")):
       shown[name] = path.read_bytes().decode("latin-1") if name not in NOISED else ""
-  return {name: text.replace(str(folder), "FOLDER") for name, text in shown.items()}
+  texts = {name: text.replace(str(folder), "FOLDER") for name, text in shown.items()}
+  if declared != "private":
+    return texts
+  return {name: without_hashes(text, folder / "run" / "release") for name, text in texts.items()}
 
 
 def _timeless(text):
