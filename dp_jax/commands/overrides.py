@@ -35,10 +35,10 @@ def rewrite(argv: Sequence[str], kinds: Sequence[Any]) -> list[str]:
     hint = None
     if name.startswith("-") and name.lstrip("-").startswith(_PREFIX):
       hint = next((each for each in (_hint(kind, key) for kind in kinds) if each), None)
-    if hint is None:
+    if hint is None or not equals and (hint.is_switch or not rest):
       result.append(argument)
       continue
-    if not equals and rest:
+    if not equals:
       value = rest.pop(0)
     # The last one of several for a key counts.
     result = [each for each in result if each != f"--{UNSET}={key}"]
@@ -62,11 +62,19 @@ def unset(content: dict[str, Any], keys: Sequence[str]) -> None:
 
 
 class _Key(typing.NamedTuple):
-  """What a key takes: may it be left out, is it a tuple of strings, is "none" a value of it."""
+  """What a key takes.
+
+  Attributes:
+    optional: whether it may be left out.
+    is_names: whether it is a tuple of strings.
+    says_none: whether "none" is a value of it.
+    is_switch: whether it needs no value.
+  """
 
   optional: bool
   is_names: bool
   says_none: bool
+  is_switch: bool
 
 
 def _hint(kind: Any, key: str) -> _Key | None:
@@ -84,7 +92,7 @@ def _hint(kind: Any, key: str) -> _Key | None:
   arms = typing.get_args(hint) if several else (hint,)
   optional = types.NoneType in arms or bool(field.metadata.get(LEFT_OUT))
   says_none = any("none" in typing.get_args(arm) for arm in arms) or hint is str
-  return _Key(optional, tuple[str, ...] in arms, says_none)
+  return _Key(optional, tuple[str, ...] in arms, says_none, bool in arms)
 
 
 def _names(value: str) -> str:

@@ -25,6 +25,8 @@ DIGITS = f"--config={ROOT / 'configs' / 'digits.py'}"
     (["--config.data.groups=sex"], ["--config.data.groups=('sex',)"]),
     (["--config.data.features=('a,b', 'c')"], ["--config.data.features=('a,b', 'c')"]),
     (["--config.model.widths=(8, 16)"], ["--config.model.widths=(8, 16)"]),
+    (["--config.train.tensorboard", "--json"], ["--config.train.tensorboard", "--json"]),
+    (["--config.privacy.epsilon"], ["--config.privacy.epsilon"]),
     (["--config.nothing.here=none", "x"], ["--config.nothing.here=none", "x"]),
     (["--config.data.augment=none"], ["--config.data.augment=none"]),
     (["--config.solver.method=none"], ["--config.solver.method=none"]),
