@@ -35,7 +35,7 @@ def rewrite(argv: Sequence[str], kinds: Sequence[Any]) -> list[str]:
     hint = None
     if name.startswith("-") and name.lstrip("-").startswith(_PREFIX):
       hint = next((each for each in (_hint(kind, key) for kind in kinds) if each), None)
-    if hint is None or not equals and (hint.is_switch or not rest):
+    if hint is None or (not equals and (hint.is_switch or not rest)):
       result.append(argument)
       continue
     if not equals:

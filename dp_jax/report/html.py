@@ -11,6 +11,7 @@ from dp_jax.report import (
   atomic,
   diagnostics_section,
   page,
+  privacy_json,
   private_page,
   run_view,
   schema,
@@ -56,6 +57,8 @@ def render_report(
   label = name if name not in compare else "this run"
   main = run_view.load(folder, label)
   if main.record is not None:
+    if privacy_json.is_earlier(main.record):
+      raise ValueError(f"{folder}/release/{privacy_json.EARLIER}")
     found = schema.problems(main.record)
     if found:
       raise ValueError(f"{folder}/release/privacy.json is malformed: {found[0]}")

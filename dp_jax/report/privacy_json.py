@@ -31,6 +31,10 @@ from dp_jax.report import (
 
 SCHEMA_VERSION = 2
 MASTER_KEY_BITS = 8 * SECRET_BYTES
+EARLIER = (
+  "privacy.json was made by an earlier version of dp_jax: use that version with it, or make the "
+  "release again"
+)
 # In the place of a hash until `bound` gives it.
 UNBOUND = "0" * 64
 
@@ -199,6 +203,11 @@ def bound(
   result = {**record, "parameters": parameters, "evaluation": evaluation}
   result["digest"] = record_digest(result)
   return result
+
+
+def is_earlier(record: Mapping[str, Any]) -> bool:
+  """Whether a record is of an earlier schema than this one."""
+  return record.get("schema_version") in range(1, SCHEMA_VERSION)
 
 
 def record_digest(record: Mapping[str, Any]) -> str:

@@ -100,12 +100,8 @@ def verify_release(release: str | os.PathLike[str]) -> Verification:
     record = manifest.read_json(folder / RECORD_NAME)
   except ValueError as error:
     return Verification([*problems, str(error)])
-  if record.get("schema_version") in range(1, privacy_json.SCHEMA_VERSION):
-    return Verification([
-      *problems,
-      f"{RECORD_NAME} was made by an earlier version of dp_jax: verify it with that version, or"
-      " make the release again",
-    ])  # fmt: skip
+  if privacy_json.is_earlier(record):
+    return Verification([*problems, privacy_json.EARLIER])
   found = schema.problems(record)
   if found:
     return Verification(problems + found)

@@ -62,6 +62,7 @@ def configured(path: Path, epsilon: float) -> Method:
   file = Path(__file__).parents[2] / "configs" / "cifar10_features.py"
   config = runpy.run_path(str(file))["get_config"]()
   config.data.path, config.privacy.epsilon = str(path), epsilon
+  config.data.declared = "public"  # all data of the study are
   solving = prepare(Config.from_dict(config.to_dict())).solving
   if solving is None:
     raise ValueError(f"{file} has no solver")
