@@ -9,7 +9,7 @@ Data:      1,797 scans that scikit-learn ships (UCI optical digits), 1,437 of th
 
 from ml_collections import ConfigDict
 
-from dp_jax.config_file import base_config
+from dp_jax.config.files import base_config
 
 
 def get_config() -> ConfigDict:

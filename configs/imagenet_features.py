@@ -11,7 +11,7 @@ Note:      the weights were trained on ImageNet itself, so ImageNet is an exerci
 
 from ml_collections import ConfigDict
 
-from dp_jax.config_file import base_features_config
+from dp_jax.config.files import base_features_config
 
 
 def get_config() -> ConfigDict:

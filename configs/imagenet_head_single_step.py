@@ -13,7 +13,7 @@ Expected:  81.7% on ImageNet at epsilon 4 to 10 with the paper's backbone, which
 
 from ml_collections import ConfigDict
 
-from dp_jax.config_file import base_config
+from dp_jax.config.files import base_config
 
 
 def get_config() -> ConfigDict:

@@ -13,7 +13,7 @@ Data:      NHANES I with ten years of follow-up, 9,917 people (a US government s
 
 from ml_collections import ConfigDict
 
-from dp_jax.config_file import base_config
+from dp_jax.config.files import base_config
 
 # Ranges of adults that a textbook gives, with room for disease; none is read off the data.
 RANGES = {

@@ -10,16 +10,16 @@ if TYPE_CHECKING:
   from dp_jax.gradients.clipping import ClippedGrad, clipped_grad
   from dp_jax.gradients.compensated import Compensated
   from dp_jax.gradients.ghost.explain import explain
-  from dp_jax.gradients.noise import add_noise, gaussian_noise
+  from dp_jax.gradients.noise.add_noise import add_noise, gaussian_noise
   from dp_jax.gradients.optax_api import (
     differentially_private_aggregate,
     dp_adam,
     dp_lamb,
     dp_sgd,
   )
-  from dp_jax.models.per_unit import check_per_unit
-  from dp_jax.privacy.calibration import calibrate
-  from dp_jax.privacy.keys import MasterKey
+  from dp_jax.models.check_per_unit import check_per_unit
+  from dp_jax.privacy.calibration.calibrate import calibrate
+  from dp_jax.privacy.master_key import MasterKey
   from dp_jax.privacy.mechanism import Mechanism
   from dp_jax.privacy.sampling import FixedSize, FullBatch, Poisson, Stream, TruncatedPoisson
   from dp_jax.privacy.spec import PrivacySpec
@@ -30,23 +30,23 @@ _EXPORTS = {
   "Compensated": "gradients.compensated",
   "FixedSize": "privacy.sampling",
   "FullBatch": "privacy.sampling",
-  "MasterKey": "privacy.keys",
+  "MasterKey": "privacy.master_key",
   "Mechanism": "privacy.mechanism",
   "Poisson": "privacy.sampling",
   "PrivacySpec": "privacy.spec",
   "Release": "training.release",
   "Stream": "privacy.sampling",
   "TruncatedPoisson": "privacy.sampling",
-  "add_noise": "gradients.noise",
-  "calibrate": "privacy.calibration",
-  "check_per_unit": "models.per_unit",
+  "add_noise": "gradients.noise.add_noise",
+  "calibrate": "privacy.calibration.calibrate",
+  "check_per_unit": "models.check_per_unit",
   "clipped_grad": "gradients.clipping",
   "differentially_private_aggregate": "gradients.optax_api",
   "dp_adam": "gradients.optax_api",
   "dp_lamb": "gradients.optax_api",
   "dp_sgd": "gradients.optax_api",
   "explain": "gradients.ghost.explain",
-  "gaussian_noise": "gradients.noise",
+  "gaussian_noise": "gradients.noise.add_noise",
   "load_release": "training.release",
 }
 

@@ -14,15 +14,15 @@ from typing import NoReturn
 from absl import flags
 from absl import logging as absl_logging
 
-from dp_jax.commands import comparison, features, mechanisms, overrides, runs, sweep
-from dp_jax.training.config import Config
-from dp_jax.training.features_config import FeaturesConfig
-from dp_jax.training.stopping import Stopped
+from dp_jax.commands import compare, features, mechanisms, overrides, runs, sweep
+from dp_jax.config.features_config import FeaturesConfig
+from dp_jax.config.run_config import Config
+from dp_jax.parallel.stopping import Stopped
 
 _TRACEBACK = "DP_JAX_TRACEBACK"
 
 COMMANDS = {
-  **runs.COMMANDS, **comparison.COMMANDS, **features.COMMANDS, **sweep.COMMANDS,
+  **runs.COMMANDS, **compare.COMMANDS, **features.COMMANDS, **sweep.COMMANDS,
   **mechanisms.COMMANDS,
 }  # fmt: skip
 

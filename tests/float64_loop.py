@@ -11,7 +11,7 @@ from dp_jax.gradients.clipping import clipped_grad
 
 # Fast to compile: losses are tiny, and run once.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-# Of `dp_jax.gradients.norms`: gradients are clipped to so much less than the clip norm.
+# Of `dp_jax.gradients.engines.norms`: gradients are clipped to so much less than the clip norm.
 MARGIN = 2.0**-10
 ENGINES = ("vmap", "loop", "ghost", "auto")
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dp_jax.training.config import Config
+from dp_jax.config.run_config import Config
 
 ROOT = Path(__file__).parents[1]
 STEPS = 8

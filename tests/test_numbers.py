@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import dp_jax
+from dp_jax.config.run_config import Config
 from dp_jax.gradients.clipping import sensitivity
-from dp_jax.training.config import Config
 
 KEY = jax.random.key(0, impl="threefry2x32")
 SPEC = dp_jax.PrivacySpec(1.0, 1e-5)

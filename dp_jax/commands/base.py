@@ -50,7 +50,7 @@ def define_config(values: flags.FlagValues) -> None:
 
 def config_of(values: flags.FlagValues, kind: Any = None) -> Any:
   """The checked configuration of --config and its overrides: a `Config`, or another kind."""
-  from dp_jax.training.config import Config
+  from dp_jax.config.run_config import Config
 
   if values["config"].value is None:
     raise ValueError("give --config=FILE, for example --config=configs/digits.py.")
@@ -103,6 +103,6 @@ def join_hosts(values: flags.FlagValues) -> None:
   names = ("coordinator", "num_processes", "process_id")
   given = {name: values[name].value for name in names}
   if values["distributed"].value or any(value is not None for value in given.values()):
-    from dp_jax.training.distributed import Hosts, join
+    from dp_jax.parallel.hosts import Hosts, join
 
     join(Hosts(**given, heartbeat_seconds=int(values["heartbeat_seconds"].value or 0)))

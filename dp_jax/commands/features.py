@@ -17,9 +17,9 @@ def _define(values: flags.FlagValues) -> None:
 
 
 def _features(values: flags.FlagValues, arguments: list[str]) -> int:
-  from dp_jax.training.distributed import is_first, together
-  from dp_jax.training.features import extract_features
-  from dp_jax.training.features_config import FeaturesConfig
+  from dp_jax.config.features_config import FeaturesConfig
+  from dp_jax.parallel.hosts import is_first, together
+  from dp_jax.runs.extract_features import extract_features
 
   if arguments or not values["out"].value:
     raise ValueError(f"give --out=DIR and no arguments (got {arguments}).")

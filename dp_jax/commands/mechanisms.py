@@ -45,7 +45,7 @@ def _define_epsilon(values: flags.FlagValues) -> None:
 
 
 def _calibrate(values: flags.FlagValues, arguments: list[str]) -> int:
-  from dp_jax.privacy.calibration import calibrate
+  from dp_jax.privacy.calibration.calibrate import calibrate
   from dp_jax.privacy.spec import PrivacySpec
 
   given = _needed(values, arguments, "epsilon", "delta", "steps")
@@ -129,7 +129,7 @@ def _print_mechanism(values: flags.FlagValues, mechanism: Any, delta: float, ste
 
 def _account(mechanism: Any, delta: float, steps: int) -> Any:
   """Epsilon at delta; of exact Gaussian noise, with a warning, where the sampler's range shows."""
-  from dp_jax.privacy.tails import SamplerTailError
+  from dp_jax.privacy.accounting.tails import SamplerTailError
 
   try:
     return mechanism.account(delta, steps)
@@ -153,7 +153,7 @@ def _define_plan(values: flags.FlagValues) -> None:
 
 
 def _plan(values: flags.FlagValues, arguments: list[str]) -> int:
-  from dp_jax.privacy.planning import plan
+  from dp_jax.privacy.calibration.planning import plan
   from dp_jax.privacy.spec import PrivacySpec
 
   given = _needed(values, arguments, "num_units", "epsilon", "delta")

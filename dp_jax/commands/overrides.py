@@ -10,7 +10,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from dp_jax.training.sections import LEFT_OUT
+from dp_jax.config.sections import LEFT_OUT
 
 UNSET = "unset_key"
 _PREFIX = "config."

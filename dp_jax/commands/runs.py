@@ -31,7 +31,7 @@ def _define_train(values: flags.FlagValues) -> None:
 
 
 def _train(values: flags.FlagValues, arguments: list[str]) -> int:
-  from dp_jax.training.distributed import is_first, together
+  from dp_jax.parallel.hosts import is_first, together
   from dp_jax.training.run import train
 
   if arguments or not values["workdir"].value:
@@ -65,7 +65,7 @@ def _define_verify(values: flags.FlagValues) -> None:
 
 
 def _verify(values: flags.FlagValues, arguments: list[str]) -> int:
-  from dp_jax.report.verify import verify_release
+  from dp_jax.statement.verify import verify_release
 
   outcome = verify_release(one_argument(arguments, "release folder"))
   print(outcome)
@@ -113,12 +113,12 @@ def _define_evaluate(values: flags.FlagValues) -> None:
 
 
 def _evaluate(values: flags.FlagValues, arguments: list[str]) -> int:
-  from dp_jax.training.using import evaluate_release
+  from dp_jax.runs.using import evaluate_release
 
   path, config = one_argument(arguments, "release folder"), config_of(values)
   given: list[Any] = [values[name].value for name in ("release_epsilon", "release_delta", "ledger")]
   if values["release_metrics"].value:
-    from dp_jax.training.release_metrics import release_accuracy
+    from dp_jax.runs.release_metrics import release_accuracy
 
     if None in given:
       raise ValueError(
@@ -142,7 +142,7 @@ def _define_predict(values: flags.FlagValues) -> None:
 
 
 def _predict(values: flags.FlagValues, arguments: list[str]) -> int:
-  from dp_jax.training.using import predict_release
+  from dp_jax.runs.using import predict_release
 
   if not values["out"].value:
     raise ValueError("give --out=FILE.csv.")

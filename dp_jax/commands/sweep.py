@@ -29,7 +29,7 @@ def _define(values: flags.FlagValues) -> None:
 
 def _sweep(values: flags.FlagValues, arguments: list[str]) -> int:
   from dp_jax.report.sweep_page import sweep_markdown
-  from dp_jax.training.sweep import sweep
+  from dp_jax.runs.sweep import sweep
 
   if arguments or not values["workdir"].value:
     raise ValueError(f"give --workdir=DIR and no arguments (got {arguments}).")

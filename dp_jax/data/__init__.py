@@ -1,8 +1,15 @@
 """Data: random-access sources of records, and units assembled from them in static shapes."""
 
-from dp_jax.data.opening import open_source
 from dp_jax.data.records import RecordSpec, check_records
-from dp_jax.data.source import ArraySource, DataError, Record, RecordError, Source, SourceInfo
+from dp_jax.data.sources.opening import open_source
+from dp_jax.data.sources.source import (
+  ArraySource,
+  DataError,
+  Record,
+  RecordError,
+  Source,
+  SourceInfo,
+)
 from dp_jax.data.units import UnitLoader
 
 __all__ = [

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dp_jax.data.source import SourceInfo
+from dp_jax.data.sources.source import SourceInfo
 from dp_jax.data.units import UnitLoader
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dp_jax.data.source import Record, RecordError, Source, Unlabelled
+from dp_jax.data.sources.source import Record, RecordError, Source, Unlabelled
 
 # How many records `check_records` asks for at once.
 _CHECK_CHUNK = 1024

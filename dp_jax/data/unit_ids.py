@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable, Sequence
 
 import numpy as np
 
-from dp_jax.data.source import DataError
+from dp_jax.data.sources.source import DataError
 
 # One id a record, all strings or all numbers; an array, or a sequence of Python values.
 Ids = Sequence[Hashable] | np.ndarray

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dp_jax.data.absent import ABSENT_IDS, absent
-from dp_jax.data.groups import to_numbers
+from dp_jax.data.group_columns import to_numbers
+from dp_jax.data.sources.absent import ABSENT_IDS, absent
 from dp_jax.data.unit_ids import Ids, as_array, look_alike
 
 _NO_ID = "has no unit id, so it belongs to no unit"
@@ -75,7 +75,7 @@ class UnitIndex:
       max_records_per_unit: K. A unit with more keeps its first K.
       units: [num_units], the ids of all units in the order in which they are numbered; None numbers
         the ids that occur, sorted.
-      missing_values: texts that are no id; None takes `dp_jax.data.absent.ABSENT_IDS`.
+      missing_values: texts that are no id; None takes `dp_jax.data.sources.absent.ABSENT_IDS`.
 
     Raises:
       ValueError: if ids are of several types or no single ids, `units` repeats an id, in whatever

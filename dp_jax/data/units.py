@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from dp_jax.data.records import RecordSpec, aligned_empty, complaint, read_records
-from dp_jax.data.source import Source, SourceInfo
+from dp_jax.data.sources.source import Source, SourceInfo
 from dp_jax.data.unit_ids import Ids
 from dp_jax.data.unit_index import UnitIndex
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from dp_jax.evaluation.groups import CLASS, Partition, incidence, partitions, unit_counts
 from dp_jax.evaluation.predictions import PredictionTable
+from dp_jax.evaluation.subgroups import CLASS, Partition, incidence, partitions, unit_counts
 
 MIN_UNITS = 11
 

@@ -12,16 +12,10 @@ import numpy as np
 from dp_jax.evaluation import bootstrap
 from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.evaluation.disclosure import suppressed
-from dp_jax.evaluation.groups import (
-  Partition,
-  Status,
-  partitions,
-  too_small,
-  unit_counts,
-)
 from dp_jax.evaluation.intervals import difference, wider, wilson
 from dp_jax.evaluation.predictions import PredictionTable, check_same_records
 from dp_jax.evaluation.record_metrics import METRICS, check_metrics, statistic_of
+from dp_jax.evaluation.subgroups import Partition, Status, partitions, too_small, unit_counts
 
 
 @dataclass(frozen=True)

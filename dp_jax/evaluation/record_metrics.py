@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dp_jax.evaluation.bootstrap import Statistic, auroc_statistic, ratio_statistic
-from dp_jax.evaluation.groups import Partition, incidence
 from dp_jax.evaluation.predictions import PredictionTable
 from dp_jax.evaluation.scores import finite_scores
+from dp_jax.evaluation.subgroups import Partition, incidence
 
 
 class Metric(NamedTuple):

@@ -11,10 +11,18 @@ import jax.numpy as jnp
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.arguments import check_mesh, keys_per_unit, num_units
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.engines import ENGINES, ClipAux, Engine, LossFn, clipped_sum, engine_for
-from dp_jax.gradients.filling import in_blocks
-from dp_jax.gradients.memory import largest_microbatch, temporary_bytes
-from dp_jax.gradients.noise import is_tracing
+from dp_jax.gradients.engines.dispatch import (
+  ENGINES,
+  ClipAux,
+  Engine,
+  LossFn,
+  clipped_sum,
+  engine_for,
+)
+from dp_jax.gradients.engines.filling import in_blocks
+from dp_jax.gradients.engines.memory import largest_microbatch, temporary_bytes
+from dp_jax.gradients.engines.styles import Shares, StyleName, check_style, make_rule
+from dp_jax.gradients.noise.add_noise import is_tracing
 from dp_jax.gradients.options import (
   MicrobatchSize,
   checked_budget,
@@ -24,7 +32,6 @@ from dp_jax.gradients.options import (
 )
 from dp_jax.gradients.parameters import check_params
 from dp_jax.gradients.per_unit import check_in_one_piece, check_loss
-from dp_jax.gradients.styles import Shares, StyleName, check_style, make_rule
 
 PyTree = Any
 

@@ -53,8 +53,9 @@ import jax.numpy as jnp
 import optax
 
 from dp_jax.gradients.clipping import check_clip_norm
-from dp_jax.gradients.engines import clip_and_sum
-from dp_jax.gradients.noise import NoiseState, gaussian_noise
+from dp_jax.gradients.engines.dispatch import clip_and_sum
+from dp_jax.gradients.engines.styles import make_rule
+from dp_jax.gradients.noise.add_noise import NoiseState, gaussian_noise
 from dp_jax.gradients.optax_guards import (
   Shapes,
   ShapesSeen,
@@ -65,7 +66,6 @@ from dp_jax.gradients.optax_guards import (
 )
 from dp_jax.gradients.optimizers import make_optimizer
 from dp_jax.gradients.options import is_number
-from dp_jax.gradients.styles import make_rule
 
 PyTree = Any
 

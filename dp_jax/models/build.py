@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from dp_jax.models import vit
-from dp_jax.models.convnet import ConvNet
-from dp_jax.models.efficientnet_lite import EfficientNetLite
 from dp_jax.models.feature_head import FeatureHead
 from dp_jax.models.linear import Linear
-from dp_jax.models.resnet import ResNet
-from dp_jax.models.wide_resnet import WideResNet
+from dp_jax.models.vision import vit
+from dp_jax.models.vision.convnet import ConvNet
+from dp_jax.models.vision.efficientnet_lite import EfficientNetLite
+from dp_jax.models.vision.resnet import ResNet
+from dp_jax.models.vision.wide_resnet import WideResNet
 
 # Each takes input_shape, num_classes, dtype (of the computation) and rngs, and sizes that JSON
 # can hold.

@@ -1,8 +1,9 @@
 """Privacy accounting, calibration, sampling and the ledger. Imports no JAX."""
 
-from dp_jax.privacy.accounting import Accounted
-from dp_jax.privacy.calibration import calibrate, calibrate_rate, calibrate_steps
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.privacy.accounting.accountants import Accounted
+from dp_jax.privacy.accounting.tails import GAUSSIAN_Z_MAX, SamplerTailError, tail_delta
+from dp_jax.privacy.calibration.calibrate import calibrate, calibrate_rate, calibrate_steps
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.samplers import Sampler
 from dp_jax.privacy.sampling import (
@@ -15,7 +16,6 @@ from dp_jax.privacy.sampling import (
   sampling_from_dict,
 )
 from dp_jax.privacy.spec import AccountantName, Adjacency, PrivacySpec
-from dp_jax.privacy.tails import GAUSSIAN_Z_MAX, SamplerTailError, tail_delta
 
 __all__ = [
   "GAUSSIAN_Z_MAX",

@@ -15,7 +15,8 @@ import pathlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import IO
 
-from dp_jax.privacy import accounting, composition, tuning
+from dp_jax.privacy import tuning
+from dp_jax.privacy.accounting import accountants, composition
 from dp_jax.privacy.ledger_entries import (
   GENESIS,
   Entry,
@@ -206,7 +207,7 @@ class Ledger:
     """Whether a run has reserved anything."""
     return any(each["kind"] == "release" and each["run"] == run for each in self._entries)
 
-  def account(self, delta: float, step: int | None = None) -> accounting.Accounted:
+  def account(self, delta: float, step: int | None = None) -> accountants.Accounted:
     """Returns the epsilon of everything that was reserved.
 
     Args:

@@ -4,7 +4,7 @@ import hashlib
 import json
 from typing import Any
 
-from dp_jax.privacy import composition
+from dp_jax.privacy.accounting import composition
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.privacy.tuning import Selection

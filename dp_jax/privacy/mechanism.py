@@ -5,8 +5,10 @@ from typing import Any
 
 import dp_accounting
 
-from dp_jax.privacy import accounting, samplers, table, tails, truncation, validation
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.files import checks
+from dp_jax.privacy import samplers, table, truncation
+from dp_jax.privacy.accounting import accountants, tails
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.sampling import Sampling, sampling_from_dict
 from dp_jax.privacy.spec import ACCOUNTANTS, ADJACENCIES, AccountantName, Adjacency
 
@@ -41,19 +43,19 @@ class Mechanism:
 
   def __post_init__(self) -> None:
     checked = {
-      "noise_multiplier": validation.non_negative("noise_multiplier", self.noise_multiplier),
-      "steps": validation.integer("steps", self.steps),
-      "clip_norm": validation.positive("clip_norm", self.clip_norm),
+      "noise_multiplier": checks.non_negative("noise_multiplier", self.noise_multiplier),
+      "steps": checks.integer("steps", self.steps),
+      "clip_norm": checks.positive("clip_norm", self.clip_norm),
       "declared_batch_size": (
         None
         if self.declared_batch_size is None
-        else validation.positive("declared_batch_size", self.declared_batch_size)
+        else checks.positive("declared_batch_size", self.declared_batch_size)
       ),
     }
     for name, value in checked.items():
       object.__setattr__(self, name, value)
-    validation.one_of("adjacency", self.adjacency, ADJACENCIES)
-    validation.one_of("accountant", self.accountant, ACCOUNTANTS)
+    checks.one_of("adjacency", self.adjacency, ADJACENCIES)
+    checks.one_of("accountant", self.accountant, ACCOUNTANTS)
     table.find_row(self.sampling, self.adjacency, self.accountant)
 
   @property
@@ -78,7 +80,7 @@ class Mechanism:
     release = self.row.release(self.sampling, self.noise_multiplier)
     return dp_accounting.SelfComposedDpEvent(release, table.releases(self.sampling, steps))
 
-  def parts(self, steps: int | None = None) -> accounting.Parts:
+  def parts(self, steps: int | None = None) -> accountants.Parts:
     """Returns the same as `event`, as (event of one release, count) pairs."""
     steps = self._steps(steps)
     if steps == 0:
@@ -88,7 +90,7 @@ class Mechanism:
 
   def account(
     self, delta: float, steps: int | None = None, *, sampler_tails: bool = True
-  ) -> accounting.Accounted:
+  ) -> accountants.Accounted:
     """Returns the epsilon of `steps` steps at `delta`, and how it was found.
 
     The statement of a run is that of its planned steps, whatever step it stopped at:
@@ -107,14 +109,14 @@ class Mechanism:
       truncation.TruncationError: if all planned steps are asked for, and batches are
         cut at so low a cap that epsilon jumps.
     """
-    delta = validation.open_unit("delta", delta)
+    delta = checks.open_unit("delta", delta)
     parts = self.parts(steps)
     if not parts:
-      return accounting.nothing_released(delta)
+      return accountants.nothing_released(delta)
     residual = self.tail_delta(steps) if sampler_tails and self.noise_multiplier > 0 else 0.0
     usable = tails.usable_delta(delta, residual, self.noise_multiplier) if residual else delta
     row = self.row
-    found = accounting.account_parts(parts, row.relation, row.accountants, self.accountant, usable)
+    found = accountants.account_parts(parts, row.relation, row.accountants, self.accountant, usable)
     if self._steps(steps) == self.steps:
       truncation.refuse_cliff(self.sampling, self.noise_multiplier, self.steps, usable, found)
     return dataclasses.replace(found, delta=delta, tail_delta=residual)
@@ -161,7 +163,7 @@ class Mechanism:
         "under add_or_remove_one the number of units is not public, so the expected batch size"
         " must be declared: set expected_batch_size, or use adjacency zero_out"
       )
-    num_units = validation.integer("num_units", num_units)
+    num_units = checks.integer("num_units", num_units)
     size = getattr(self.sampling, "expected_batch_size", None)
     return float(size) if size is not None else self.sampling.sampling_rate * num_units
 
@@ -173,13 +175,13 @@ class Mechanism:
   @classmethod
   def from_dict(cls, data: dict[str, Any]) -> "Mechanism":
     """Builds a mechanism from what `to_dict` returned; an unknown key is a ValueError."""
-    validation.only_keys("Mechanism", data, tuple(f.name for f in dataclasses.fields(cls)))
+    checks.only_keys("Mechanism", data, tuple(f.name for f in dataclasses.fields(cls)))
     return cls(**{**data, "sampling": sampling_from_dict(data["sampling"])})
 
   def _steps(self, steps: int | None) -> int:
     if steps is None:
       return self.steps
-    steps = validation.integer("steps", steps, minimum=0)
+    steps = checks.integer("steps", steps, minimum=0)
     if steps > self.steps:
       raise ValueError(
         f"steps is {steps}, beyond the {self.steps} planned; calibrate a mechanism for that many"

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_jax.privacy import validation
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.files import checks
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.sampling import (
   FixedSize,
   FullBatch,
@@ -64,7 +64,7 @@ def make_sampler(sampling: Sampling, key: MasterKey, num_units: int, steps: int)
     ValueError: if N or steps is not positive, or N not the one that the scheme was
       accounted with.
   """
-  num_units, steps = validation.integer("num_units", num_units), validation.integer("steps", steps)
+  num_units, steps = checks.integer("num_units", num_units), checks.integer("steps", steps)
   if num_units > _MAX_UNITS:
     raise ValueError(f"num_units is {num_units}, more than 2^53; split the data")
   declared = getattr(sampling, "num_units", num_units)
@@ -101,7 +101,7 @@ def _planned(step: Any, steps: int) -> int:
       " mechanism for more steps before the first, or go on with another mechanism that has a key"
       " and a ledger entry of its own"
     )
-  return validation.integer("step", step, minimum=0)
+  return checks.integer("step", step, minimum=0)
 
 
 def step_generator(key: MasterKey, purpose: str, step: int) -> np.random.Philox:

@@ -3,14 +3,14 @@
 import dataclasses
 from typing import Any, ClassVar
 
-from dp_jax.privacy import validation
+from dp_jax.files import checks
 
 # Below this rate a 64-bit uniform no longer resolves single units.
 _MIN_RATE = 2.0**-40
 
 
 def _check_rate(value: Any) -> float:
-  rate = validation.rate("sampling rate", value)
+  rate = checks.rate("sampling rate", value)
   if rate < _MIN_RATE:
     raise ValueError(
       f"sampling rate is {value!r}, finer than the sampler resolves; give at least {_MIN_RATE:.3g}"
@@ -77,8 +77,8 @@ class TruncatedPoisson:
 
   def __post_init__(self) -> None:
     object.__setattr__(self, "rate", _check_rate(self.rate))
-    object.__setattr__(self, "cap", validation.integer("cap", self.cap))
-    object.__setattr__(self, "num_units", validation.integer("num_units", self.num_units))
+    object.__setattr__(self, "cap", checks.integer("cap", self.cap))
+    object.__setattr__(self, "num_units", checks.integer("num_units", self.num_units))
     if self.cap < self.rate * self.num_units * (1 - 1e-9):
       raise ValueError(
         f"cap {self.cap} is below the average batch of {self.rate * self.num_units:.6g}: most"
@@ -106,7 +106,7 @@ class _SizedScheme:
 
   def __post_init__(self) -> None:
     for field in ("expected_batch_size", "num_units"):
-      object.__setattr__(self, field, validation.integer(field, getattr(self, field)))
+      object.__setattr__(self, field, checks.integer(field, getattr(self, field)))
     if self.expected_batch_size > self.num_units:
       raise ValueError(
         f"expected_batch_size is {self.expected_batch_size}, more than the {self.num_units} units;"
@@ -180,9 +180,9 @@ def sampling_from_dict(data: dict[str, Any]) -> Sampling:
     ValueError: if the name or a key is unknown, or a value out of range.
   """
   by_name = {scheme.name: scheme for scheme in SCHEMES}
-  name = validation.one_of("sampling", data.get("name"), tuple(by_name))
+  name = checks.one_of("sampling", data.get("name"), tuple(by_name))
   scheme = by_name[name]
   fields = tuple(f.name for f in dataclasses.fields(scheme))
   arguments = {key: value for key, value in data.items() if key != "name"}
-  validation.only_keys(f"sampling {name}", arguments, fields)
+  checks.only_keys(f"sampling {name}", arguments, fields)
   return scheme(**arguments)

@@ -4,8 +4,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from dp_jax.privacy import composition, validation
-from dp_jax.privacy.calibration import calibrate
+from dp_jax.files import checks
+from dp_jax.privacy.accounting import composition
+from dp_jax.privacy.calibration.calibrate import calibrate
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.sampling import FullBatch
 from dp_jax.privacy.spec import PrivacySpec
@@ -40,10 +41,10 @@ class Part:
   exchanged: float | None = None
 
   def __post_init__(self) -> None:
-    validation.positive(f"the share of {self.purpose}", self.share)
+    checks.positive(f"the share of {self.purpose}", self.share)
     if self.exchanged is None:
       return
-    exchanged = validation.positive(f"exchanged of {self.purpose}", self.exchanged)
+    exchanged = checks.positive(f"exchanged of {self.purpose}", self.exchanged)
     if not self.clip_norm <= exchanged <= 2 * self.clip_norm:
       raise ValueError(
         f"exchanged of {self.purpose} is {self.exchanged!r}; with contributions of at most"

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any, Literal, get_args
 
-from dp_jax.privacy import validation
+from dp_jax.files import checks
 
 Adjacency = Literal["zero_out", "add_or_remove_one", "replace_one"]
 AccountantName = Literal["auto", "pld", "rdp", "analytic_gaussian"]
@@ -37,12 +37,12 @@ class PrivacySpec:
   accountant: AccountantName = "auto"
 
   def __post_init__(self) -> None:
-    object.__setattr__(self, "epsilon", validation.positive("epsilon", self.epsilon))
-    object.__setattr__(self, "delta", validation.open_unit("delta", self.delta))
+    object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
+    object.__setattr__(self, "delta", checks.open_unit("delta", self.delta))
     if not isinstance(self.unit, str) or not self.unit:
       raise ValueError(f"unit is {self.unit!r}; name what is protected, such as 'record'")
-    validation.one_of("adjacency", self.adjacency, ADJACENCIES)
-    validation.one_of("accountant", self.accountant, ACCOUNTANTS)
+    checks.one_of("adjacency", self.adjacency, ADJACENCIES)
+    checks.one_of("accountant", self.accountant, ACCOUNTANTS)
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the fields as JSON values; `from_dict` gives an equal spec back."""
@@ -51,5 +51,5 @@ class PrivacySpec:
   @classmethod
   def from_dict(cls, data: dict[str, Any]) -> "PrivacySpec":
     """Builds a spec from what `to_dict` returned; an unknown key is a ValueError."""
-    validation.only_keys("PrivacySpec", data, tuple(f.name for f in dataclasses.fields(cls)))
+    checks.only_keys("PrivacySpec", data, tuple(f.name for f in dataclasses.fields(cls)))
     return cls(**data)

@@ -6,7 +6,7 @@ import dp_accounting
 from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy import stats
 
-from dp_jax.privacy import accounting
+from dp_jax.privacy.accounting import accountants
 from dp_jax.privacy.sampling import Sampling, TruncatedPoisson
 
 # How much of epsilon the cap may cost before it is refused.
@@ -23,7 +23,7 @@ def refuse_cliff(
   noise_multiplier: float,
   steps: int,
   delta: float,
-  found: accounting.Accounted,
+  found: accountants.Accounted,
 ) -> None:
   """Raises TruncationError if the cap raises epsilon by more than a tenth.
 
@@ -40,7 +40,7 @@ def refuse_cliff(
     sampling.rate, dp_accounting.GaussianDpEvent(noise_multiplier)
   )
   relation = NeighboringRelation.ADD_OR_REMOVE_ONE
-  plain = accounting.account_parts(((event, steps),), relation, ("pld", "rdp"), "auto", delta)
+  plain = accountants.account_parts(((event, steps),), relation, ("pld", "rdp"), "auto", delta)
   if found.epsilon <= _MAX_RATIO * plain.epsilon + _NEGLIGIBLE:
     return
   raise TruncationError(

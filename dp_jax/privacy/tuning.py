@@ -15,8 +15,10 @@ from dp_accounting import dp_event
 from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy import optimize
 
-from dp_jax.privacy import accounting, samplers, tails, validation
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.files import checks
+from dp_jax.privacy import samplers
+from dp_jax.privacy.accounting import accountants, tails
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
 
 _MAX_RUNS = 10**6
@@ -37,12 +39,12 @@ class Selection:
   shape: float = 1.0
 
   def __post_init__(self) -> None:
-    mean_runs = validation.positive("mean_runs", self.mean_runs)
+    mean_runs = checks.positive("mean_runs", self.mean_runs)
     if mean_runs < 1:
       raise ValueError(f"mean_runs is {self.mean_runs!r}; give at least 1")
     shape = self.shape
     if not (isinstance(shape, float) and math.isinf(shape) and shape > 0):
-      shape = validation.non_negative("shape", shape)
+      shape = checks.non_negative("shape", shape)
     object.__setattr__(self, "mean_runs", mean_runs)
     object.__setattr__(self, "shape", shape)
 
@@ -71,14 +73,14 @@ class Selection:
   @classmethod
   def from_dict(cls, data: dict[str, Any]) -> "Selection":
     """Builds a selection from what `to_dict` returned; an unknown key is a ValueError."""
-    validation.only_keys("Selection", data, ("mean_runs", "shape"))
+    checks.only_keys("Selection", data, ("mean_runs", "shape"))
     shape = math.inf if data["shape"] == "infinity" else data["shape"]
     return cls(data["mean_runs"], shape)
 
 
 def account_selection(
   mechanism: Mechanism, selection: Selection, delta: float
-) -> accounting.Accounted:
+) -> accountants.Accounted:
   """Returns the epsilon of releasing the best of a random number of runs.
 
   Args:
@@ -92,12 +94,12 @@ def account_selection(
 
   Papernot and Steinke 2021, arXiv:2110.03620, theorems 2 and 6.
   """
-  delta = validation.open_unit("delta", delta)
+  delta = checks.open_unit("delta", delta)
   check(mechanism)
   residual = tail_delta(mechanism, selection)
   usable = tails.usable_delta(delta, residual, mechanism.noise_multiplier)
   parts = ((selection.event(mechanism), 1),)
-  found = accounting.account_parts(parts, relation(mechanism), ("rdp",), "auto", usable)
+  found = accountants.account_parts(parts, relation(mechanism), ("rdp",), "auto", usable)
   reason = f"the best of {selection.mean_runs:g} runs on average; {found.reason}"
   return dataclasses.replace(found, delta=delta, tail_delta=residual, reason=reason)
 

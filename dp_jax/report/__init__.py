@@ -1,1 +1,1 @@
-"""L3: the privacy record, its statement and verification, and the report page. Imports no JAX."""
+"""L3: the report page: sections, plots and pages. Imports no JAX."""

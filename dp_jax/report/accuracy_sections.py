@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.evaluation.intervals import Z
 from dp_jax.evaluation.paired import accuracy_difference
-from dp_jax.report import formatting, page, plots
+from dp_jax.report import page, plots
 from dp_jax.report.page import Section
 from dp_jax.report.run_view import RunView, number
+from dp_jax.statement import formatting
 
 # Metrics of two classes or several labels, where a run has them.
 _NOTE = page.paragraph(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dp_jax.evaluation.disclosure import MIN_UNITS
-from dp_jax.report import formatting, page, plots
+from dp_jax.report import page, plots
 from dp_jax.report.page import Section
 from dp_jax.report.run_view import RunView, number
+from dp_jax.statement import formatting
 
 
 def calibration_section(runs: Sequence[RunView]) -> Section | None:

@@ -14,9 +14,10 @@ from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.evaluation.disclosure import MIN_UNITS, hidden_classes
 from dp_jax.evaluation.intervals import wilson
 from dp_jax.evaluation.predictions import PredictionTable, check_same_records
-from dp_jax.report import formatting, page, plots
+from dp_jax.report import page, plots
 from dp_jax.report.page import Markup, Section
 from dp_jax.report.run_view import RunView, number
+from dp_jax.statement import formatting
 
 MAX_ROWS = 20  # more classes than this and only the hardest are drawn
 SUPPRESSED = "suppressed"

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from dp_jax.evaluation.bootstrap import Interval
-from dp_jax.evaluation.comparison import Change, Comparison, amount
 from dp_jax.evaluation.disclosure import MIN_UNITS
 from dp_jax.evaluation.fairness import GroupFigure
-from dp_jax.evaluation.groups import SMALL_EVENTS, SMALL_UNITS
+from dp_jax.evaluation.gaps import Change, Comparison, amount
 from dp_jax.evaluation.record_metrics import METRICS
-from dp_jax.report import formatting, page, plots
+from dp_jax.evaluation.subgroups import SMALL_EVENTS, SMALL_UNITS
+from dp_jax.report import page, plots
+from dp_jax.statement import formatting
 
 PRIVATE = (
   "The data were declared private. What stands here was measured on them without noise, and partly "

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from dp_jax.report import formatting, page, plots, run_view
+from dp_jax.report import page, plots, run_view
 from dp_jax.report.page import Section
 from dp_jax.report.run_view import RunView, number
+from dp_jax.statement import formatting
 
 ALARM = (
   "This page holds training diagnostics, --include_private. Losses, gradient norms and clip "

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dp_jax.evaluation.comparison import compare_tables
 from dp_jax.evaluation.fairness import Fairness, GroupFigure, fairness, measure
+from dp_jax.evaluation.gaps import compare_tables
 from dp_jax.evaluation.predictions import (
   PredictionTable,
   check_same_records,
 )
 from dp_jax.evaluation.record_metrics import METRICS, default_metrics
-from dp_jax.report import formatting, page, plots
+from dp_jax.report import page, plots
 from dp_jax.report.comparison_page import (
   MAX_DRAWN,
   change_text,
@@ -22,6 +22,7 @@ from dp_jax.report.comparison_page import (
 )
 from dp_jax.report.page import Section
 from dp_jax.report.run_view import RunView
+from dp_jax.statement import formatting
 
 NOT_SHOWN = "groups"  # the anchor of the section that says why there are none
 

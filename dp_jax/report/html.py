@@ -6,19 +6,17 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dp_jax.files import atomic
 from dp_jax.report import (
   accuracy_sections,
-  atomic,
   diagnostics_section,
   page,
-  privacy_json,
   private_page,
   run_view,
-  schema,
   sections,
-  statement,
 )
 from dp_jax.report.run_view import RunView
+from dp_jax.statement import privacy_json, schema, sentences
 
 WITHHELD = (
   "The data were declared private. This page therefore shows what the guarantee covers and nothing "
@@ -97,7 +95,7 @@ def _render(main: RunView, others: Sequence[RunView], include_private: bool) -> 
     found.append(sections.attacker_section(record))
   # A solver has no steps between which something is spent.
   epsilon = (
-    [] if record is None or statement.is_solver(record) else [sections.epsilon_section(record)]
+    [] if record is None or sentences.is_solver(record) else [sections.epsilon_section(record)]
   )
   diagnostics = diagnostics_section.diagnostics_section(main) if include_private else None
   if main.declared == "public":

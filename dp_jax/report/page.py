@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from dp_jax.report import formatting
+from dp_jax.statement import formatting
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
-from dp_jax.privacy.planning import PlanRow
+from dp_jax.privacy.calibration.planning import PlanRow
 from dp_jax.privacy.spec import PrivacySpec
 
 FORMATS = (".png", ".svg", ".pdf")

@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.report import figure as fig
-from dp_jax.report import formatting
+from dp_jax.statement import formatting
 
 # Bins with less than this share of the records get a dot, but no line.
 _LINE_SHARE = 0.03

@@ -6,18 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from dp_jax.report import (
-  attacker,
-  evaluation_points,
-  formatting,
-  page,
-  plots,
-  run_view,
-  statement,
-  statement_items,
-)
+from dp_jax.report import page, plots, run_view
 from dp_jax.report.page import Markup, Section
 from dp_jax.report.run_view import RunView
+from dp_jax.statement import attacker, evaluation_points, formatting, sentences, statement_items
 
 CITATIONS = """\
 @inproceedings{abadi2016deep,
@@ -45,8 +37,8 @@ def statement_section(run: RunView) -> Section:
   """The statement and its points; for a run without privacy, that it claims nothing."""
   record = run.record
   if record is None:
-    return Section("statement", "The statement", page.paragraph(statement.PLAIN_STATEMENT, "lead"))
-  return Section("statement", "The statement", page.paragraph(statement.statement(record), "lead"))
+    return Section("statement", "The statement", page.paragraph(sentences.PLAIN_STATEMENT, "lead"))
+  return Section("statement", "The statement", page.paragraph(sentences.statement(record), "lead"))
 
 
 def details_section(record: Mapping[str, Any]) -> Section:
@@ -136,7 +128,7 @@ def warnings_block(record: Mapping[str, Any] | None) -> str:
   parts = []
   if record["randomness"]["test_key"]:
     text = "The noise came from a test key; the numbers below are not a guarantee."
-    parts.append(page.callout(f"{statement.NOT_PRIVATE.capitalize()}.", text))
+    parts.append(page.callout(f"{sentences.NOT_PRIVATE.capitalize()}.", text))
   parts += [page.callout("Warning.", f"{warning}.") for warning in record["warnings"]]
   return "".join(parts)
 
@@ -269,13 +261,13 @@ def _question(adjacency: str, unit: str) -> str:
 
 
 def _sentence(record: Mapping[str, Any]) -> str:
-  if statement.is_solver(record):
+  if sentences.is_solver(record):
     how = "was fitted to noised statistics by the Gaussian mechanism"
-    details = f"{statement.own_releases(record)} releases over all units"
+    details = f"{sentences.own_releases(record)} releases over all units"
   else:
     how = "was trained with DP-SGD (Abadi et al., 2016)"
     details = (
-      f"{statement.sampling_words(record)}, {statement.steps_phrase(record['steps'])}, "
+      f"{sentences.sampling_words(record)}, {sentences.steps_phrase(record['steps'])}, "
       f"noise multiplier {formatting.short(record['noise_multiplier'])}, clip norm "
       f"{formatting.plain(record['clip_norm'])}"
     )

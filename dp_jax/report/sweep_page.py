@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from dp_jax.evaluation.bootstrap import Interval
-from dp_jax.report import formatting, page, sweep_plot
-from dp_jax.report.statement import ACCOUNTANTS
+from dp_jax.report import page, sweep_plot
+from dp_jax.statement import formatting
+from dp_jax.statement.sentences import ACCOUNTANTS
 
 PRIVATE = (
   "The data were declared private. These figures were measured on them without noise, many on "

@@ -13,7 +13,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.report import figure as fig
-from dp_jax.report import formatting
+from dp_jax.statement import formatting
 
 # Label to (epsilon, figure) by increasing epsilon; epsilon None is without privacy.
 Lines = Mapping[str, Sequence[tuple[float | None, Interval]]]

@@ -21,9 +21,9 @@ import numpy as np
 
 from dp_jax.gradients.clipping import check_clip_norm, sensitivity
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.engines import ClipAux
-from dp_jax.gradients.norms import CLIP_MARGIN, LARGEST_RATIO
-from dp_jax.gradients.styles import GAMMA, StyleName
+from dp_jax.gradients.engines.dispatch import ClipAux
+from dp_jax.gradients.engines.norms import CLIP_MARGIN, LARGEST_RATIO
+from dp_jax.gradients.engines.styles import GAMMA, StyleName
 from dp_jax.models.functional import Arrays
 from dp_jax.solvers.class_sums import ClassSums, squared_norms
 from dp_jax.tasks.classification import Classification

@@ -14,7 +14,7 @@ from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.clipping import clipped_grad
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.optimizers import make_optimizer, make_schedule
-from dp_jax.solvers.data import Rows, Units
+from dp_jax.solvers.feature_units import Rows, Units
 from dp_jax.solvers.noised import Releases
 
 Params = dict[str, jax.Array]

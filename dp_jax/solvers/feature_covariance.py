@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from dp_jax.privacy.shares import Part
-from dp_jax.solvers.data import FeatureData, Rows
 from dp_jax.solvers.descent import GRADIENT, Descent, descend
+from dp_jax.solvers.feature_units import FeatureData, Rows
 from dp_jax.solvers.head import ROW_NORM, Head, Preprocessing
 from dp_jax.solvers.least_squares import MOMENT
 from dp_jax.solvers.noised import Releases, noise_edge

@@ -8,7 +8,7 @@ import numpy as np
 
 from dp_jax.models.feature_head import Blocks, feature_map
 from dp_jax.privacy.shares import Part
-from dp_jax.solvers.data import FeatureData, Rows
+from dp_jax.solvers.feature_units import FeatureData, Rows
 from dp_jax.solvers.noised import Releases
 from dp_jax.solvers.statistics import accumulate, row_sum, second_moment
 

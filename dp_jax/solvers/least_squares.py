@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dp_jax.privacy.shares import Part
-from dp_jax.solvers.data import FeatureData
+from dp_jax.solvers.feature_units import FeatureData
 from dp_jax.solvers.head import ROW_NORM, Head, Preprocessing
 from dp_jax.solvers.noised import Releases, noise_edge
 from dp_jax.solvers.statistics import (

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.keys import step_key
-from dp_jax.gradients.noise import add_noise
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.gradients.noise.add_noise import add_noise
+from dp_jax.gradients.noise.jax_keys import step_key
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
 
 _add_noise = jax.jit(add_noise, static_argnums=1)

@@ -4,12 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Protocol
 
-from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.ledger import Ledger
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.shares import Part, calibrate_parts
 from dp_jax.privacy.spec import PrivacySpec
-from dp_jax.solvers.data import FeatureData
+from dp_jax.solvers.feature_units import FeatureData
 from dp_jax.solvers.head import Head, Preprocessing
 from dp_jax.solvers.noised import Releases
 

@@ -48,8 +48,8 @@ import jax.numpy as jnp
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.norms import CLIP_MARGIN, per_unit_norms, scaled
-from dp_jax.solvers.data import Rows, Units
+from dp_jax.gradients.engines.norms import CLIP_MARGIN, per_unit_norms, scaled
+from dp_jax.solvers.feature_units import Rows, Units
 
 # By how many bounds an exchange moves a sum of positive semidefinite matrices.
 EXCHANGED_POSITIVE = math.sqrt(2)

@@ -1,1 +1,1 @@
-"""L4: the one training loop, its configuration, checkpoints and releases."""
+"""L4: the one training loop, its checkpoints and releases."""

@@ -8,19 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.files.atomic import write_text
+from dp_jax.parallel.hosts import agree, code_version, from_first, is_first, on_first, together
+from dp_jax.parallel.mesh import describe
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.samplers import Sampler
-from dp_jax.report.atomic import write_text
-from dp_jax.training.distributed import (
-  agree,
-  code_version,
-  from_first,
-  is_first,
-  on_first,
-  together,
-)
-from dp_jax.training.mesh import describe
-from dp_jax.training.prepare import Run
+from dp_jax.training.setup.prepare import Run
 
 _FIRST_STEPS = 3
 _PRIVATE = ("data_digest", "units_digest")

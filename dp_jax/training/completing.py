@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import jax
 
-from dp_jax.report.atomic import write_text
-from dp_jax.training.distributed import SharedError, gather, on_first
-from dp_jax.training.prepare import Run
-from dp_jax.training.stopping import Stopped
-from dp_jax.training.workdir import WorkDir
+from dp_jax.files.atomic import write_text
+from dp_jax.parallel.hosts import SharedError, gather, on_first
+from dp_jax.parallel.stopping import Stopped
+from dp_jax.training.checkpoints.workdir import WorkDir
+from dp_jax.training.setup.prepare import Run
 
 
 @contextlib.contextmanager

@@ -7,14 +7,14 @@ import jax
 
 from dp_jax.evaluation.classification import HeldOut, evaluate
 from dp_jax.evaluation.multilabel import HeldOutLabels
-from dp_jax.training.checkpoint import Checkpoints
-from dp_jax.training.distributed import on_first
+from dp_jax.parallel.hosts import on_first
+from dp_jax.parallel.mesh import place, shared_predict, to_host
+from dp_jax.training.checkpoints.checkpoint import Checkpoints
+from dp_jax.training.checkpoints.workdir import WorkDir, append_line
 from dp_jax.training.held_out import keep_step
-from dp_jax.training.mesh import place, shared_predict, to_host
-from dp_jax.training.prepare import Run
+from dp_jax.training.setup.prepare import Run
 from dp_jax.training.step import TrainState
 from dp_jax.training.tensorboard import Board
-from dp_jax.training.workdir import WorkDir, append_line
 
 _log = logging.getLogger(__name__)
 

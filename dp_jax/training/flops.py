@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from dp_jax.training.prepare import Run
+from dp_jax.training.setup.prepare import Run
 
 # Dense bfloat16 operations a second of one device, as its maker states them. The first name that
 # the device's kind contains, in lower case, counts: "v5 lite" before "v5".

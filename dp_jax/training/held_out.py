@@ -4,16 +4,16 @@ from typing import Any
 
 import numpy as np
 
-from dp_jax.data.source import Source
+from dp_jax.config.run_config import Config
+from dp_jax.data.sources.source import Source
 from dp_jax.data.unit_index import UnitIndex
 from dp_jax.evaluation.predictions import PredictionTable
-from dp_jax.models import weights
-from dp_jax.report.atomic import write_bytes
-from dp_jax.training.config import Config
-from dp_jax.training.data import read_groups
-from dp_jax.training.prepare import Run
+from dp_jax.files.atomic import write_bytes
+from dp_jax.models.pretrained import weights
+from dp_jax.training.checkpoints.workdir import WorkDir
+from dp_jax.training.setup.open_data import read_groups
+from dp_jax.training.setup.prepare import Run
 from dp_jax.training.step import TrainState
-from dp_jax.training.workdir import WorkDir
 
 
 def write_predictions(run: Run, folder: WorkDir, step: int, table: PredictionTable) -> None:

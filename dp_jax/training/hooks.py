@@ -8,13 +8,13 @@ from typing import Any, NamedTuple, Protocol, TextIO
 
 import numpy as np
 
-from dp_jax.gradients.engines import ClipAux
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.gradients.engines.dispatch import ClipAux
+from dp_jax.parallel.mesh import own_rows
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
-from dp_jax.training.checkpoint import Checkpoints
-from dp_jax.training.mesh import own_rows
-from dp_jax.training.prepare import Run
+from dp_jax.training.checkpoints.checkpoint import Checkpoints
 from dp_jax.training.progress import Progress
+from dp_jax.training.setup.prepare import Run
 from dp_jax.training.step import TrainState
 from dp_jax.training.tensorboard import Board
 

@@ -8,28 +8,28 @@ import jax
 import numpy as np
 
 from dp_jax.data.pipeline import Microbatch, Pipeline, cut, default_workers, load_microbatch
-from dp_jax.gradients.engines import ClipAux
-from dp_jax.gradients.keys import step_key
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.gradients.engines.dispatch import ClipAux
+from dp_jax.gradients.noise.jax_keys import step_key
+from dp_jax.parallel.collectives import spread
+from dp_jax.parallel.hosts import from_first, gather, is_first
+from dp_jax.parallel.mesh import Feed, describe, own_rows, place, put_key
+from dp_jax.parallel.stopping import Stopped, StopSignal, listening
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.samplers import Sampler
 from dp_jax.solvers.closed_form import ZeroHead
 from dp_jax.training.agreement import agree_on_draws
 from dp_jax.training.ahead import Ahead, Pace, StepInputs, num_bytes
-from dp_jax.training.checkpoint import Checkpoints
-from dp_jax.training.collectives import spread
-from dp_jax.training.distributed import from_first, gather, is_first
-from dp_jax.training.engine_check import choose_engine
+from dp_jax.training.checkpoints.checkpoint import Checkpoints
+from dp_jax.training.checkpoints.run_key import environment, for_environment
+from dp_jax.training.checkpoints.workdir import WorkDir
 from dp_jax.training.evaluating import Evaluation
 from dp_jax.training.flops import units_per_second_at_peak
 from dp_jax.training.hooks import Hook, PrivateLog, Saving, Shown
-from dp_jax.training.keys import environment, for_environment
-from dp_jax.training.mesh import Feed, describe, own_rows, place, put_key
-from dp_jax.training.prepare import Run
 from dp_jax.training.progress import Progress
+from dp_jax.training.setup.engine_check import choose_engine
+from dp_jax.training.setup.prepare import Run
 from dp_jax.training.step import StepFunctions, TrainState, build_step
-from dp_jax.training.stopping import Stopped, StopSignal, listening
 from dp_jax.training.tensorboard import Board
-from dp_jax.training.workdir import WorkDir
 from dp_jax.training.zero_head import head_at_zero, sum_at_zero
 
 # How many microbatches may be on the devices at a time: one at work, and the next.

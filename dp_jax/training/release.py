@@ -15,27 +15,27 @@ import jax
 import numpy as np
 from flax import nnx
 
-from dp_jax.models import weights
-from dp_jax.models.ancestry import GUARANTEE
+from dp_jax.files.atomic import write_bytes, write_text
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, FunctionalModel, split
+from dp_jax.models.pretrained import weights
+from dp_jax.models.pretrained.ancestry import GUARANTEE
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.spec import PrivacySpec
-from dp_jax.report.atomic import write_bytes, write_text
-from dp_jax.report.manifest import write_manifest
-from dp_jax.report.model_card import model_card
-from dp_jax.report.privacy_json import (
+from dp_jax.statement.manifest import write_manifest
+from dp_jax.statement.model_card import model_card
+from dp_jax.statement.privacy_json import (
   HYPERPARAMETERS_NOT_RECORDED,
   ReleaseFacts,
   bound,
   privacy_record,
 )
 from dp_jax.tasks.build import build_task
-from dp_jax.training.data import model_of_features
-from dp_jax.training.prepare import Run
-from dp_jax.training.selection import selection_warnings
+from dp_jax.training.checkpoints.workdir import WorkDir
+from dp_jax.training.setup.open_data import model_of_features
+from dp_jax.training.setup.prepare import Run
+from dp_jax.training.setup.selection import selection_warnings
 from dp_jax.training.step import TrainState
-from dp_jax.training.workdir import WorkDir
 
 PARAMS = "params.safetensors"
 RECORD = "privacy.json"

@@ -10,41 +10,34 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
+from dp_jax.config.run_config import Config
 from dp_jax.evaluation.classification import HeldOut
 from dp_jax.evaluation.multilabel import HeldOutLabels
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.files.atomic import write_text
+from dp_jax.parallel.hosts import from_first, is_first, on_first, share_key, stopping_all, together
+from dp_jax.parallel.mesh import to_host
+from dp_jax.parallel.stopping import Stopped
 from dp_jax.privacy.ledger import Ledger
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.spec import PrivacySpec
-from dp_jax.report.atomic import write_text
 from dp_jax.report.html import render_report
-from dp_jax.report.statement import PLAIN_STATEMENT, statement
+from dp_jax.statement.sentences import PLAIN_STATEMENT, statement
 from dp_jax.training.agreement import agree_on_run, check_shared
-from dp_jax.training.budget import finish, reserve
-from dp_jax.training.checkpoint import Checkpoints, delete_keys
+from dp_jax.training.checkpoints.budget import finish, reserve
+from dp_jax.training.checkpoints.checkpoint import Checkpoints, delete_keys
+from dp_jax.training.checkpoints.run_key import environment, for_environment
+from dp_jax.training.checkpoints.start import begin
+from dp_jax.training.checkpoints.workdir import WorkDir, owner_only
 from dp_jax.training.completing import note_bad_records, release_stands
-from dp_jax.training.config import Config
-from dp_jax.training.data import is_strict
-from dp_jax.training.distributed import (
-  from_first,
-  is_first,
-  on_first,
-  share_key,
-  stopping_all,
-  together,
-)
 from dp_jax.training.evaluating import evaluate_state, log_metrics
-from dp_jax.training.first_records import REMINDER, check_all_records
 from dp_jax.training.held_out import write_predictions
-from dp_jax.training.keys import environment, for_environment
 from dp_jax.training.loop import run_steps
-from dp_jax.training.mesh import to_host
-from dp_jax.training.prepare import Run, prepare
 from dp_jax.training.release import add_evaluation, complete_release, write_parameters
+from dp_jax.training.setup.first_records import REMINDER, check_all_records
+from dp_jax.training.setup.open_data import is_strict
+from dp_jax.training.setup.prepare import Run, prepare
 from dp_jax.training.solving import Solving, solve_state
-from dp_jax.training.start import begin
 from dp_jax.training.step import TrainState
-from dp_jax.training.stopping import Stopped
-from dp_jax.training.workdir import WorkDir, owner_only
 
 _log = logging.getLogger(__name__)
 

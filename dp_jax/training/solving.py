@@ -7,24 +7,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dp_jax.config.run_config import Config
 from dp_jax.data.pipeline import in_order
 from dp_jax.data.records import RecordSpec
 from dp_jax.data.units import UnitLoader
-from dp_jax.gradients.noise import check_stddev
+from dp_jax.gradients.noise.add_noise import check_stddev
 from dp_jax.models.feature_head import Blocks, check_blocks
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.solvers.choice import choose
-from dp_jax.solvers.data import FeatureData, Shard
 from dp_jax.solvers.descent import Descent
 from dp_jax.solvers.feature_covariance import FeatureCovariance
+from dp_jax.solvers.feature_units import FeatureData, Shard
 from dp_jax.solvers.head import Preprocessing, PublicStatistics
 from dp_jax.solvers.least_squares import LeastSquares
 from dp_jax.solvers.newton import Newton
 from dp_jax.solvers.noised import Releases
 from dp_jax.solvers.solve import Method, plan
-from dp_jax.training.config import Config
 from dp_jax.training.step import TrainState
 
 

@@ -18,13 +18,13 @@ from jax.sharding import PartitionSpec as P
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.clipping import MEMORY_BUDGET, clipped_grad
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.engines import ClipAux, LossFn
-from dp_jax.gradients.noise import add_noise
+from dp_jax.gradients.engines.dispatch import ClipAux, LossFn
+from dp_jax.gradients.engines.styles import StyleName
+from dp_jax.gradients.noise.add_noise import add_noise
 from dp_jax.gradients.optimizers import update_average
 from dp_jax.gradients.per_unit import check_loss
-from dp_jax.gradients.styles import StyleName
-from dp_jax.training import collectives
-from dp_jax.training.mesh import AXES, FSDP, one_device, place, shardings_of, specs_of
+from dp_jax.parallel import collectives
+from dp_jax.parallel.mesh import AXES, FSDP, one_device, place, shardings_of, specs_of
 
 PyTree = Any
 

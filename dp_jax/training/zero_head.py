@@ -6,9 +6,9 @@ import jax
 import numpy as np
 
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.engines import ClipAux
+from dp_jax.gradients.engines.dispatch import ClipAux
 from dp_jax.solvers.closed_form import ClosedFormSum, ZeroHead, zero_head
-from dp_jax.training.prepare import Run
+from dp_jax.training.setup.prepare import Run
 
 # Of features that are read at a time, and once more while they are added up.
 _BYTES = 2**28

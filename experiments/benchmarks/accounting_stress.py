@@ -36,13 +36,12 @@ from dp_jax.privacy import (
   calibrate,
   calibrate_rate,
   calibrate_steps,
-  composition,
-  groups,
-  profile,
+  group_privacy,
   table,
   tuning,
 )
-from dp_jax.report import crosscheck
+from dp_jax.privacy.accounting import composition, profile
+from dp_jax.statement import crosscheck
 
 SECONDS, BYTES = 20.0, 2 * 10**9
 # A call is let run this far past the limits, so that the table can say by how much it broke them.
@@ -82,7 +81,7 @@ def calls(random: np.random.Generator, mechanism: Mechanism, delta: float) -> li
   spec = PrivacySpec(target, delta, adjacency=row.adjacency)
   scheme, noise, steps = mechanism.sampling, mechanism.noise_multiplier, mechanism.steps
   more = [
-    ("group", lambda: groups.account_group(mechanism, size, delta).epsilon),
+    ("group", lambda: group_privacy.account_group(mechanism, size, delta).epsilon),
     ("profile", lambda: profile.privacy_profile(mechanism, delta)[-1][0]),
     ("cross check", lambda: _bracketed(mechanism, delta)),
     (

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from dp_jax.evaluation.bootstrap import RESAMPLES
-from dp_jax.evaluation.comparison import compare_tables
 from dp_jax.evaluation.fairness import fairness, measure
+from dp_jax.evaluation.gaps import compare_tables
 from dp_jax.evaluation.predictions import PredictionTable
 
 

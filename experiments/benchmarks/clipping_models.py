@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from dp_jax.models import gpt2, vit
 from dp_jax.models.functional import Arrays, partition, split
-from dp_jax.models.lora import add_lora
-from dp_jax.models.resnet import ResNet
-from dp_jax.models.wide_resnet import WideResNet
+from dp_jax.models.language import gpt2
+from dp_jax.models.layers.lora import add_lora
+from dp_jax.models.vision import vit
+from dp_jax.models.vision.resnet import ResNet
+from dp_jax.models.vision.wide_resnet import WideResNet
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dp_jax.gradients.optimizers import make_optimizer
-from dp_jax.solvers.data import Rows, array_data
+from dp_jax.solvers.feature_units import Rows, array_data
 from dp_jax.solvers.statistics import accumulate, cross_moment, second_moment
 from dp_jax.tasks.classification import Classification
 from dp_jax.training.step import StepFunctions, build_step, init_state

@@ -25,12 +25,12 @@ def measure(num_units: int) -> dict[str, float]:
   import jax
   import numpy as np
 
-  from dp_jax.privacy.keys import MasterKey
+  from dp_jax.config.run_config import Config
+  from dp_jax.privacy.master_key import MasterKey
   from dp_jax.training import loop as loop_module
-  from dp_jax.training.config import Config
-  from dp_jax.training.prepare import prepare
+  from dp_jax.training.checkpoints.workdir import WorkDir
+  from dp_jax.training.setup.prepare import prepare
   from dp_jax.training.step import init_state
-  from dp_jax.training.workdir import WorkDir
 
   config = Config.from_dict(
     {

@@ -29,16 +29,16 @@ from typing import Any, NamedTuple
 
 import jax
 
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.config.run_config import Config
+from dp_jax.parallel.stopping import StopSignal
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.training import loop as loop_module
-from dp_jax.training.config import Config
+from dp_jax.training.checkpoints.workdir import WorkDir
 from dp_jax.training.hooks import Hook, Shown
 from dp_jax.training.loop import Loop, follow
-from dp_jax.training.prepare import prepare
 from dp_jax.training.progress import Progress
+from dp_jax.training.setup.prepare import prepare
 from dp_jax.training.step import TrainState, init_state
-from dp_jax.training.stopping import StopSignal
-from dp_jax.training.workdir import WorkDir
 
 WARM_UP = 3
 

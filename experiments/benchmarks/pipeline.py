@@ -26,8 +26,8 @@ import numpy as np
 from PIL import Image
 
 from dp_jax.data import RecordSpec, UnitLoader, open_source
-from dp_jax.data.images import ImageDecoder
 from dp_jax.data.pipeline import Pipeline, cut
+from dp_jax.data.sources.images import ImageDecoder
 
 HERE = pathlib.Path(__file__).resolve()
 IMAGES = 256

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from dp_jax.data import open_source
-from dp_jax.data.table_spec import TableSpec
+from dp_jax.data.sources.table_spec import TableSpec
 from dp_jax.data.unit_index import UnitIndex
 
 RECORDS, UNITS, ROWS, COLUMNS = 10**7, 10**6, 10**6, 20

@@ -11,10 +11,10 @@ from pathlib import Path
 from absl import app, flags, logging
 
 from configs import digits, digits_finetune, rendered_digits
+from dp_jax.config.run_config import Config
 from dp_jax.report.html import render_report
-from dp_jax.training.config import Config
+from dp_jax.runs.using import evaluate_release
 from dp_jax.training.run import Result, train
-from dp_jax.training.using import evaluate_release
 
 _FOLDER = flags.DEFINE_string("folder", "runs/demo", "where the runs go")
 _SEEDS = flags.DEFINE_integer("seeds", 1, "how many splits and initial models")

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 from scipy.special import ndtri
 
-from dp_jax.evaluation.comparison import compare_tables
+from dp_jax.evaluation.gaps import compare_tables
 from dp_jax.evaluation.predictions import PredictionTable
 
 PEOPLE, RESAMPLES, PLANTED, BOTH = 2000, 1000, 0.08, 0.06

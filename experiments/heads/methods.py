@@ -10,17 +10,17 @@ from typing import Any
 import jax
 import numpy as np
 
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.config.run_config import Config
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.spec import PrivacySpec
-from dp_jax.solvers.data import array_data
 from dp_jax.solvers.descent import Descent
 from dp_jax.solvers.feature_covariance import FeatureCovariance
+from dp_jax.solvers.feature_units import array_data
 from dp_jax.solvers.head import Head, Preprocessing
 from dp_jax.solvers.least_squares import LeastSquares
 from dp_jax.solvers.newton import Newton
 from dp_jax.solvers.solve import Method, solve
-from dp_jax.training.config import Config
-from dp_jax.training.prepare import prepare
+from dp_jax.training.setup.prepare import prepare
 from experiments.heads import data
 
 DELTA = 1e-5

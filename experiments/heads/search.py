@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dp_jax.privacy.calibration import calibrate
+from dp_jax.privacy.calibration.calibrate import calibrate
 from dp_jax.privacy.sampling import FullBatch
 from dp_jax.privacy.spec import PrivacySpec
 from experiments.heads import data

@@ -19,14 +19,14 @@ import numpy as np
 import optax
 
 from dp_jax.gradients import compensated as pairs
-from dp_jax.gradients.keys import step_key
-from dp_jax.gradients.noise import add_noise
-from dp_jax.privacy.calibration import calibrate
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.gradients.noise.add_noise import add_noise
+from dp_jax.gradients.noise.jax_keys import step_key
+from dp_jax.privacy.calibration.calibrate import calibrate
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.sampling import FullBatch
 from dp_jax.privacy.spec import PrivacySpec
-from dp_jax.solvers.data import Rows, array_data
 from dp_jax.solvers.descent import gradient_sum
+from dp_jax.solvers.feature_units import Rows, array_data
 from experiments.heads import data, plain, results
 from experiments.heads.methods import DELTA, METHODS, accuracy, configured
 

@@ -8,7 +8,7 @@ Expected:  see README.md.
 
 from ml_collections import ConfigDict
 
-from dp_jax.config_file import base_config
+from dp_jax.config.files import base_config
 
 
 def get_config() -> ConfigDict:

@@ -24,14 +24,14 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 from scipy import stats
 
-from dp_jax.data.source import RecordError, Source
+from dp_jax.config.run_config import Config
+from dp_jax.data.sources.source import RecordError, Source
 from dp_jax.evaluation.predictions import PredictionTable, load_predictions
 from dp_jax.evaluation.seeds import over_seeds
-from dp_jax.report import formatting
-from dp_jax.training.config import Config
-from dp_jax.training.data import open_split
+from dp_jax.statement import formatting
+from dp_jax.training.checkpoints.workdir import WorkDir
 from dp_jax.training.run import train
-from dp_jax.training.workdir import WorkDir
+from dp_jax.training.setup.open_data import open_split
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "config file", lock_config=True)
 _LABEL = flags.DEFINE_integer("label", 8, "the class that is made rare")

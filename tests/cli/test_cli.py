@@ -11,7 +11,7 @@ from support import ROOT, flags_of, small_config, write_npz
 
 import dp_jax
 from dp_jax.cli import COMMANDS, main
-from dp_jax.data.opening import open_source
+from dp_jax.data.sources.opening import open_source
 from dp_jax.training.run import train
 
 

@@ -5,8 +5,8 @@ from support import ROOT
 
 from dp_jax import cli
 from dp_jax.commands import overrides
-from dp_jax.training.config import Config
-from dp_jax.training.features_config import FeaturesConfig
+from dp_jax.config.features_config import FeaturesConfig
+from dp_jax.config.run_config import Config
 
 KINDS = (Config, FeaturesConfig)
 DIGITS = f"--config={ROOT / 'configs' / 'digits.py'}"

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from dp_jax.data import RecordSpec, UnitLoader, check_records, open_source
-from dp_jax.data.absent import ABSENT
-from dp_jax.data.groups import bands
-from dp_jax.data.table_spec import TableSpec
+from dp_jax.data.group_columns import bands
+from dp_jax.data.sources.absent import ABSENT
+from dp_jax.data.sources.table_spec import TableSpec
 
 SPEC = TableSpec(("grade",), ("None", "Mild", "NA"), ("bp",), ((0.0, 10.0),))
 NAMES = ["None", "Mild", "NA", "nan", "N/A", "null", "<NA>", ".", "-", "#N/A"]

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from dp_jax.data import RecordError, RecordSpec, UnitLoader, check_records, open_source
-from dp_jax.data.source import Unlabelled, telling
-from dp_jax.data.table_spec import TableSpec
+from dp_jax.data.sources.source import Unlabelled, telling
+from dp_jax.data.sources.table_spec import TableSpec
 
 SPEC = TableSpec(
   label_columns=("ill",), class_names=("no", "yes"), features=("age", "bp"),

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dp_jax.data import files, open_source
-from dp_jax.data.files import sample_digest, sizes_of
-from dp_jax.data.table_spec import TableSpec
+from dp_jax.data import open_source
+from dp_jax.data.sources.table_spec import TableSpec
+from dp_jax.files import ordinary
+from dp_jax.files.ordinary import sample_digest, sizes_of
 
 SPEC = TableSpec(("ill",), ("no", "yes"), image_column="file")
 
@@ -72,7 +73,7 @@ def test_the_root_of_images_matters(tmp_path):
 
 
 def test_of_large_files_ends_and_places_between_are_sampled(tmp_path, monkeypatch):
-  monkeypatch.setattr(files, "WHOLE_BYTES", 1000)
+  monkeypatch.setattr(ordinary, "WHOLE_BYTES", 1000)
   paths = [tmp_path / str(i) for i in range(200)]
   for path in paths:
     path.write_bytes(bytes(20_000))
@@ -86,8 +87,8 @@ def test_of_large_files_ends_and_places_between_are_sampled(tmp_path, monkeypatc
     paths[at].write_bytes(bytes(20_000))
   assert sample_digest(paths, sizes) == before
   read = []
-  whole = files.open_regular
-  monkeypatch.setattr(files, "open_regular", lambda path: read.append(path) or whole(path))
+  whole = ordinary.open_regular
+  monkeypatch.setattr(ordinary, "open_regular", lambda path: read.append(path) or whole(path))
   sample_digest(paths, sizes)
   assert len(read) == 64 and {paths[0], paths[199]} <= set(read)
 
@@ -99,7 +100,7 @@ def test_what_is_no_ordinary_file_has_no_size_and_is_not_opened(tmp_path):
   assert sizes_of(paths) == [-1] * 4
   for path in paths:
     with pytest.raises((OSError, ValueError)):
-      files.open_regular(path)
+      ordinary.open_regular(path)
   assert sample_digest(paths, [5] * 4) != sample_digest(paths, [-1] * 4)
 
 

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from dp_jax.data import RecordError, RecordSpec, UnitLoader, open_source
-from dp_jax.data.source import telling
+from dp_jax.data.sources.source import telling
 
 ARCHIVE = pathlib.Path(__file__).parents[3] / "shared" / "data" / "cifar10_jpeg.tar.xz"
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dp_jax.data.groups import bands
+from dp_jax.data.group_columns import bands
 
 
 def test_values_as_they_are():

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from dp_jax.data import RecordError, RecordSpec, UnitLoader, open_source
-from dp_jax.data.source import telling
+from dp_jax.data.sources.source import telling
 
 COUNT = 7
 LEVELS = np.arange(COUNT) * 30

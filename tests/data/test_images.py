@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from dp_jax.data import RecordError
-from dp_jax.data.images import ImageDecoder
+from dp_jax.data.sources.images import ImageDecoder
 
 
 def _ramp(height: int, width: int) -> np.ndarray:

@@ -8,8 +8,8 @@ import stat
 import numpy as np
 import pytest
 
-from dp_jax.data.npy_resume import ResumableShards
-from dp_jax.data.npy_shards import NpyShards
+from dp_jax.data.sources.npy_resume import ResumableShards
+from dp_jax.data.sources.npy_shards import NpyShards
 
 COUNTS = [4, 4, 2]
 MANIFEST = {

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dp_jax.data import RecordSpec, UnitLoader, open_source
-from dp_jax.data.npy_writer import ShardWriter
-from dp_jax.data.source import telling
+from dp_jax.data.sources.npy_writer import ShardWriter
+from dp_jax.data.sources.source import telling
 
 RNG = np.random.default_rng(0)
 FEATURES = RNG.normal(size=(23, 5)).astype(np.float16)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import ndimage
 
-from dp_jax.data import open_source, rendered_digits, strokes
+from dp_jax.data import open_source
+from dp_jax.data.sources import rendered_digits, strokes
 
 
 def _images(num_records: int, split: str = "train", seed: int = 0) -> np.ndarray:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dp_jax.data import ArraySource, SourceInfo, open_source
-from dp_jax.data.source import telling
+from dp_jax.data.sources.source import telling
 
 
 def test_digits_split_is_a_partition_and_follows_the_seed():

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dp_jax.data import RecordSpec, UnitLoader, open_source, tfds_source
+from dp_jax.data import RecordSpec, UnitLoader, open_source
+from dp_jax.data.sources import tfds_source
 
 NUM_RECORDS = 12
 

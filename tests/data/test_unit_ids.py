@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from dp_jax.data.csv_source import open_csv
-from dp_jax.data.source import telling
-from dp_jax.data.table_spec import TableSpec
+from dp_jax.data.sources.csv_source import open_csv
+from dp_jax.data.sources.source import telling
+from dp_jax.data.sources.table_spec import TableSpec
 from dp_jax.data.unit_ids import canonical, look_alike
 from dp_jax.data.unit_index import UnitIndex
 

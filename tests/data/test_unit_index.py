@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dp_jax.data.source import telling
+from dp_jax.data.sources.source import telling
 from dp_jax.data.unit_index import UnitIndex
 
 

@@ -5,7 +5,7 @@ import pytest
 from sklearn.metrics import accuracy_score, confusion_matrix, log_loss
 
 from dp_jax.data.records import RecordSpec
-from dp_jax.data.source import ArraySource, SourceInfo
+from dp_jax.data.sources.source import ArraySource, SourceInfo
 from dp_jax.data.units import UnitLoader
 from dp_jax.evaluation.classification import ClassificationSums, evaluate
 

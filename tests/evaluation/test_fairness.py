@@ -8,8 +8,8 @@ from made_up_tables import binary_table, right_or_wrong
 from sklearn.metrics import accuracy_score, log_loss, recall_score, roc_auc_score
 
 from dp_jax.evaluation import bootstrap
-from dp_jax.evaluation.comparison import compare_tables
 from dp_jax.evaluation.fairness import fairness, largest_gap, measure
+from dp_jax.evaluation.gaps import compare_tables
 from dp_jax.evaluation.predictions import load_predictions
 
 

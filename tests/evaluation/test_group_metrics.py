@@ -7,7 +7,7 @@ import pytest
 from made_up_tables import binary_table, right_or_wrong
 
 from dp_jax.evaluation.disclosure import MIN_UNITS, suppressed
-from dp_jax.evaluation.groups import partitions, too_small, unit_counts
+from dp_jax.evaluation.subgroups import partitions, too_small, unit_counts
 
 
 def _table(**groups):

@@ -7,7 +7,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from sklearn import metrics
 
 from dp_jax.data.records import RecordSpec
-from dp_jax.data.source import SourceInfo
+from dp_jax.data.sources.source import SourceInfo
 from dp_jax.data.units import UnitLoader
 from dp_jax.evaluation.classification import ClassificationSums, evaluate, in_top_k
 from dp_jax.evaluation.fairness import measure

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from support import small_config
 
-from dp_jax.training.data import open_split
+from dp_jax.training.setup.open_data import open_split
 from experiments.imbalance import plot, study
 from experiments.imbalance.study import Point
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dp_jax.data.npy_shards import NpyShards
-from dp_jax.training.features import extract_features
-from dp_jax.training.features_config import FeaturesConfig
+from dp_jax.config.features_config import FeaturesConfig
+from dp_jax.data.sources.npy_shards import NpyShards
+from dp_jax.runs.extract_features import extract_features
 from experiments.heads.public_photos import COUNT, write
 
 CONFIGS = Path(__file__).parents[2] / "configs"

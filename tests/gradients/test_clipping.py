@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import dp_jax
-from dp_jax.gradients.norms import per_unit_norms
+from dp_jax.gradients.engines.norms import per_unit_norms
 
 
 def loss_fn(params, unit, key):

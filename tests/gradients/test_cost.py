@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from dp_jax.gradients import compensated as pairs
-from dp_jax.gradients import cost
 from dp_jax.gradients.clipping import MEMORY_BUDGET, clipped_grad
-from dp_jax.gradients.ghost.engine import trace
+from dp_jax.gradients.engines import cost
 from dp_jax.gradients.ghost.explain import explain
+from dp_jax.gradients.ghost.traced import trace
 
 
 def _layer(params, unit, key):

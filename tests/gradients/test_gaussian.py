@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dp_jax.gradients import gaussian, noise
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.leaf_keys import leaf_keys
-from dp_jax.privacy.tails import GAUSSIAN_Z_MAX
+from dp_jax.gradients.noise import add_noise, gaussian
+from dp_jax.gradients.noise.leaf_keys import leaf_keys
+from dp_jax.privacy.accounting.tails import GAUSSIAN_Z_MAX
 
 ONES = 2**32 - 1
 
@@ -91,7 +91,7 @@ def test_noise_is_added_and_rounded_exactly(stddev, magnitude):
   error = (exact - total).astype(np.float32)
   key = jax.random.key(5)
   pair = Compensated({"w": jnp.asarray(total)}, {"w": jnp.asarray(error)})
-  got = np.asarray(jax.jit(lambda t, k: noise.add_noise(t, stddev, k))(pair, key)["w"])
+  got = np.asarray(jax.jit(lambda t, k: add_noise.add_noise(t, stddev, k))(pair, key)["w"])
   high, low = gaussian.standard_normal(leaf_keys(pair.sum, key)[0], (3000,))
   exponent = int(np.floor(np.log2(stddev))) - 14
   grid = np.longdouble(2) ** exponent
@@ -107,13 +107,13 @@ def test_values_do_not_depend_on_the_sharding():
   mesh = jax.make_mesh((8,), ("d",), (jax.sharding.AxisType.Auto,))
   total = {"a": jnp.zeros((16, 24)), "b": jnp.zeros((8, 3))}
   key = jax.random.key(3)
-  plain = jax.jit(lambda t, k: noise.add_noise(t, 1.0, k))(total, key)
+  plain = jax.jit(lambda t, k: add_noise.add_noise(t, 1.0, k))(total, key)
   for spec in [("d", None), (None, "d")]:
     shardings = {
       "a": jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec)),
       "b": jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d")),
     }
-    sharded = jax.jit(lambda t, k: noise.add_noise(t, 1.0, k), out_shardings=shardings)(
+    sharded = jax.jit(lambda t, k: add_noise.add_noise(t, 1.0, k), out_shardings=shardings)(
       jax.device_put(total, shardings), key
     )
     assert all((np.asarray(plain[n]) == np.asarray(sharded[n])).all() for n in total)
@@ -123,11 +123,11 @@ def test_refuses_bad_arguments():
   key = jax.random.key(0)
   for stddev in (0.0, -1.0, float("nan"), float("inf"), 1e30, jnp.float32(1.0)):
     with pytest.raises(ValueError, match="stddev"):
-      noise.add_noise({"w": jnp.zeros(2)}, stddev, key)
+      add_noise.add_noise({"w": jnp.zeros(2)}, stddev, key)
   with pytest.raises(ValueError, match="typed key"):
-    noise.add_noise({"w": jnp.zeros(2)}, 1.0, jnp.zeros(2, jnp.uint32))
+    add_noise.add_noise({"w": jnp.zeros(2)}, 1.0, jnp.zeros(2, jnp.uint32))
   with pytest.raises(ValueError, match="single key"):
-    noise.add_noise({"w": jnp.zeros(2)}, 1.0, jax.random.split(key, 2))
+    add_noise.add_noise({"w": jnp.zeros(2)}, 1.0, jax.random.split(key, 2))
 
 
 def test_the_sign_of_a_zero_does_not_show():
@@ -136,6 +136,6 @@ def test_the_sign_of_a_zero_does_not_show():
   total = Compensated(
     {"w": jnp.full(shape, -1e-9, jnp.float32)}, {"w": jnp.full(shape, -1e-17, jnp.float32)}
   )
-  noised = jax.jit(lambda t, k: noise.add_noise(t, 1.0, k))(total, jax.random.key(0))["w"]
+  noised = jax.jit(lambda t, k: add_noise.add_noise(t, 1.0, k))(total, jax.random.key(0))["w"]
   zeros = np.asarray(noised)[np.asarray(noised) == 0]
   assert len(zeros) > 5 and not np.signbit(zeros).any()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import dp_jax
-from dp_jax.gradients.memory import largest_microbatch, temporary_bytes
+from dp_jax.gradients.engines.memory import largest_microbatch, temporary_bytes
 
 PARAMS = {"a": jnp.ones((60, 80)) / 60, "b": jnp.ones((80, 50)) / 80}
 UNITS = np.random.default_rng(0).standard_normal((48, 60)).astype(np.float32)
@@ -31,15 +31,15 @@ def _bytes(microbatch_size):
 
 def _sizes_that_run(budget, monkeypatch, key=None):
   """The microbatch sizes at which the reference engine is traced by a call under "auto"."""
-  from dp_jax.gradients import engines
+  from dp_jax.gradients.engines import dispatch
 
-  seen, original = [], engines._by_vmap
+  seen, original = [], dispatch._by_vmap
 
   def by_vmap(loss, params, units, mask, *rest):
     seen.append(mask.shape[0])
     return original(loss, params, units, mask, *rest)
 
-  monkeypatch.setattr(engines, "_by_vmap", by_vmap)
+  monkeypatch.setattr(dispatch, "_by_vmap", by_vmap)
   total, _ = jax.jit(_grad_fn("auto", budget))(PARAMS, UNITS, None, key)
   return seen, total
 

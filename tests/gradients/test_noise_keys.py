@@ -8,7 +8,7 @@ import pytest
 
 import dp_jax
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.leaf_keys import leaf_keys, path_words
+from dp_jax.gradients.noise.leaf_keys import leaf_keys, path_words
 
 KEY = jax.random.wrap_key_data(np.array([0xDEADBEEF, 0x0BADF00D], np.uint32))
 WORDS = (str(0xDEADBEEF), str(0x0BADF00D))

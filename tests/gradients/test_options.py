@@ -12,8 +12,8 @@ import pytest
 
 import dp_jax
 from dp_jax.gradients.clipping import ClippedGrad, clipped_grad
+from dp_jax.gradients.engines.styles import make_rule
 from dp_jax.gradients.parameters import check_params
-from dp_jax.gradients.styles import make_rule
 
 ENGINES = float64_loop.ENGINES
 UNITS = jnp.asarray(np.random.default_rng(0).standard_normal((3, 4)), jnp.float32)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dp_jax
-from dp_jax.gradients.styles import GAMMA, ClipRule
+from dp_jax.gradients.engines.styles import GAMMA, ClipRule
 
 CLIP_NORM = 1.5
 GROUPS = {"head": 0.3, "body|scale": 0.7}

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from jax import lax
 
-from dp_jax.gradients import engines
 from dp_jax.gradients.clipping import clipped_grad
-from dp_jax.gradients.ghost import engine as ghost
+from dp_jax.gradients.engines import dispatch as engines
+from dp_jax.gradients.ghost.traced import trace
 
 
 def _normal(*shape, seed=0):
@@ -167,7 +167,7 @@ def _batches(functions, size):
 def _compare(functions, params, units, engines):
   loss = functools.partial(_loss, functions)
   if not {*functions} & {*UNFOLLOWED, *UNMAPPED, *UNCERTAIN}:
-    jax.eval_shape(lambda p, u: ghost.trace(loss, p, u[0], None) and None, params, units)
+    jax.eval_shape(lambda p, u: trace(loss, p, u[0], None) and None, params, units)
   expected, norms = float64_loop.loop_in_float64(loss, params, units)
   fns = [clipped_grad(loss, 1.0, engine=engine) for engine in engines]
   run = jax.jit(lambda *args: [fn(*args) for fn in fns])

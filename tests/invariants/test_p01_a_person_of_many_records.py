@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support import small_config, write_npz
 
-from dp_jax.training.prepare import prepare
+from dp_jax.training.setup.prepare import prepare
 from dp_jax.training.step import build_step
 
 CLIP_NORM = 0.5

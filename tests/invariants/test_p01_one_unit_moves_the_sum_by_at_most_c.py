@@ -11,11 +11,12 @@ import optax
 import pytest
 from support import small_config
 
-from dp_jax.gradients import clipping, engines, looped
+from dp_jax.gradients import clipping
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.engines import dispatch, looped
+from dp_jax.gradients.engines.styles import ClipRule
 from dp_jax.gradients.ghost import rounding
-from dp_jax.gradients.styles import ClipRule
 from dp_jax.training import loop
 from dp_jax.training.run import train
 from dp_jax.training.step import build_step
@@ -264,11 +265,11 @@ def _bfloat16_norms(monkeypatch):
     rounded = [g.astype(jnp.bfloat16).reshape(g.shape[0], -1) for g in grads]
     return jnp.sqrt(sum(jnp.sum(g * g, axis=1) for g in rounded)).astype(jnp.float32)
 
-  monkeypatch.setattr(engines, "per_unit_norms", norms)
+  monkeypatch.setattr(dispatch, "per_unit_norms", norms)
 
 
 def _not_finite_propagates(monkeypatch):
-  monkeypatch.setattr(engines, "scaled", lambda g, s: g * s.reshape(-1, *(1,) * (g.ndim - 1)))
+  monkeypatch.setattr(dispatch, "scaled", lambda g, s: g * s.reshape(-1, *(1,) * (g.ndim - 1)))
 
 
 def _few(content):

@@ -8,8 +8,8 @@ import numpy as np
 import optax
 import pytest
 
-from dp_jax.training.config import Config
-from dp_jax.training.prepare import prepare
+from dp_jax.config.run_config import Config
+from dp_jax.training.setup.prepare import prepare
 from dp_jax.training.step import build_step, init_state
 
 DIM = 4

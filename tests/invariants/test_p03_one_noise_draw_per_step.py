@@ -14,8 +14,8 @@ import optax
 import pytest
 from jax.sharding import PartitionSpec
 
-from dp_jax.gradients.noise import add_noise
-from dp_jax.training.mesh import AXES, build_mesh
+from dp_jax.gradients.noise.add_noise import add_noise
+from dp_jax.parallel.mesh import AXES, build_mesh
 from dp_jax.training.step import build_step, init_state
 
 DIM = 2**18

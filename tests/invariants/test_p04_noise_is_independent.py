@@ -14,12 +14,12 @@ import optax
 import pytest
 from support import small_config
 
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.training import loop as loop_module
+from dp_jax.training.checkpoints.workdir import WorkDir
 from dp_jax.training.loop import Loop
-from dp_jax.training.prepare import prepare
+from dp_jax.training.setup.prepare import prepare
 from dp_jax.training.step import init_state
-from dp_jax.training.workdir import WorkDir
 
 DIM, CLIP_NORM = 2**16, 0.37
 KEY = MasterKey(bytes(range(32)))
@@ -180,7 +180,7 @@ def test_no_key_is_compiled_into_the_step(run, tmp_path):
   """P11: the words of the noise key stand nowhere in the compiled halves of a step."""
   loop = loop_module._loop(run, WorkDir(tmp_path), KEY)
   state = init_state(run.params, run.optimizer, run.mesh)
-  from dp_jax.gradients.keys import step_key
+  from dp_jax.gradients.noise.jax_keys import step_key
 
   key = step_key(loop.key, "noise", 0)
   text = loop.functions.finish.lower(state, loop.functions.zeros(run.params), key).as_text("hlo")

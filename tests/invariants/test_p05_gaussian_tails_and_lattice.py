@@ -15,8 +15,8 @@ from jax.extend.random import define_prng_impl
 from scipy import stats
 
 import dp_jax
-from dp_jax.gradients import gaussian, noise
-from dp_jax.privacy.tails import GAUSSIAN_Z_MAX
+from dp_jax.gradients.noise import add_noise, gaussian
+from dp_jax.privacy.accounting.tails import GAUSSIAN_Z_MAX
 
 DIM = 2**20
 CLIP_NORM = 0.97
@@ -155,7 +155,7 @@ def test_no_lattice_shows_whether_the_sum_was_zero(stddev):
 
 @pytest.mark.parametrize("stddev", [SMALL_NOISE * CLIP_NORM, 1.0])
 def test_without_the_rounding_the_same_draw_shows_it(monkeypatch, stddev):
-  monkeypatch.setattr(noise, "_noised_leaf", _without_rounding)
+  monkeypatch.setattr(add_noise, "_noised_leaf", _without_rounding)
   assert min(_distances(_add_noise, stddev)) > 2 * THRESHOLD
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import dp_jax
-from dp_jax.gradients.keys import step_key
-from dp_jax.privacy.keys import MasterKey
-from dp_jax.training.keys import for_environment
+from dp_jax.gradients.noise.jax_keys import step_key
+from dp_jax.privacy.master_key import MasterKey
+from dp_jax.training.checkpoints.run_key import for_environment
 
 
 def test_the_master_key_is_256_bits_from_the_operating_system(monkeypatch):

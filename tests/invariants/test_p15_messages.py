@@ -23,11 +23,12 @@ from PIL import Image
 from support import small_config, write_npz
 
 from dp_jax import cli
-from dp_jax.data import RecordError, RecordSpec, UnitLoader, images, open_source
-from dp_jax.data.images import ImageDecoder
-from dp_jax.data.table_spec import TableSpec
-from dp_jax.training.prepare import prepare
+from dp_jax.data import RecordError, RecordSpec, UnitLoader, open_source
+from dp_jax.data.sources import images
+from dp_jax.data.sources.images import ImageDecoder
+from dp_jax.data.sources.table_spec import TableSpec
 from dp_jax.training.run import train
+from dp_jax.training.setup.prepare import prepare
 
 CANARY = "canary-Zqx7"
 CSV = {"source": "csv", "features": ["age"], "feature_ranges": [[0.0, 100.0]],
@@ -117,7 +118,7 @@ def test_nor_does_the_command_line_or_a_traceback(tmp_path, capfd, monkeypatch):
   data = _no_names(tmp_path)
   config = small_config(data={**data, "declared": "private"}, model={"name": "linear"})
   (tmp_path / "config.py").write_text(
-    "import json\nfrom dp_jax.config_file import base_config\n"
+    "import json\nfrom dp_jax.config.files import base_config\n"
     "def get_config():\n  config = base_config()\n"
     f"  config.update(json.loads({json.dumps(json.dumps(_set(config.to_dict())))}))\n"
     "  return config\n"
@@ -240,7 +241,7 @@ def test_the_decoder_warns_and_logs_nothing(caplog):
     warnings.simplefilter("always")
     decoder = ImageDecoder((4, 4, 1))
     warnings.warn_explicit(CANARY, UserWarning, "f", 1, module="PIL.Image")
-    warnings.warn_explicit(CANARY, UserWarning, "f", 1, module="dp_jax.data.images")
+    warnings.warn_explicit(CANARY, UserWarning, "f", 1, module="dp_jax.data.sources.images")
     decoder.decode(out.getvalue())
   assert not seen and not caplog.records
 

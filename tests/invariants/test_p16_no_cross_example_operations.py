@@ -18,7 +18,7 @@ from dp_jax.gradients.per_unit import check_loss
 from dp_jax.models import build
 from dp_jax.models.functional import split
 from dp_jax.models.inspect import check_model
-from dp_jax.training.prepare import prepare
+from dp_jax.training.setup.prepare import prepare
 from dp_jax.training.step import build_step
 
 IMAGES = jnp.zeros((1, 4))

@@ -22,11 +22,11 @@ from PIL import Image
 from support import small_config, write_npz
 
 from dp_jax.data import ArraySource, RecordSpec, SourceInfo, UnitLoader, open_source
-from dp_jax.data.source import Head
+from dp_jax.data.sources.source import Head
 from dp_jax.privacy import MasterKey, Mechanism, Stream
-from dp_jax.training.data import training_units
-from dp_jax.training.prepare import Run, prepare
 from dp_jax.training.run import train
+from dp_jax.training.setup.open_data import training_units
+from dp_jax.training.setup.prepare import Run, prepare
 
 NAMES = ["ann", "bob", "cat", "dan", "eve"]
 K = 3

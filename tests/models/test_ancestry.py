@@ -6,9 +6,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from dp_jax.models import weights
-from dp_jax.models.ancestry import MOST, Ancestor, from_list, merged, of_features, to_list
 from dp_jax.models.build import ModelSpec
+from dp_jax.models.pretrained import weights
+from dp_jax.models.pretrained.ancestry import (
+  MOST,
+  Ancestor,
+  from_list,
+  merged,
+  of_features,
+  to_list,
+)
 
 SPEC = ModelSpec("linear", {}, (3,), 2, (0.0, 1.0))
 ARRAYS = {"head.kernel": np.zeros((3, 2), np.float32), "head.bias": np.zeros(2, np.float32)}

@@ -9,10 +9,10 @@ from flax import nnx
 from PIL import Image
 from sklearn.datasets import load_sample_image
 
-from dp_jax.models import efficientnet_lite
 from dp_jax.models.build import ModelSpec
-from dp_jax.models.efficientnet_lite import VALUE_RANGE, block_sizes, from_torch, pretrained
 from dp_jax.models.functional import split
+from dp_jax.models.vision import efficientnet_lite
+from dp_jax.models.vision.efficientnet_lite import VALUE_RANGE, block_sizes, from_torch, pretrained
 
 # Classes of ImageNet.
 PALACE, DAISY = 698, 985

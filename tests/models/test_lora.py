@@ -8,9 +8,10 @@ import pytest
 from flax import nnx
 from tracing import check_shapes, check_units, filled, forward, num_parameters, rngs
 
-from dp_jax.models import gpt2, vit
 from dp_jax.models.functional import partition
-from dp_jax.models.lora import LORA_PARAMETERS, LoRALinear, add_lora
+from dp_jax.models.language import gpt2
+from dp_jax.models.layers.lora import LORA_PARAMETERS, LoRALinear, add_lora
+from dp_jax.models.vision import vit
 
 TINY = {"vocab": 11, "context": 8, "width": 8, "depth": 1, "heads": 2}
 TOKENS = np.random.default_rng(3).integers(0, 11, (2, 8), np.int32)

@@ -9,9 +9,9 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
-from dp_jax.models import weights
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import partition, split
+from dp_jax.models.pretrained import weights
 
 SPEC = ModelSpec(
   "convnet", {"widths": (4, 6), "strides": (1, 2), "groups": 2}, (5, 5, 1), 3, (0.0, 1.0)

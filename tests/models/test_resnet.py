@@ -16,9 +16,9 @@ from tracing import (
   traced,
 )
 
-from dp_jax.models import resnet
 from dp_jax.models.build import ModelSpec
-from dp_jax.models.resnet import Block, ResNet
+from dp_jax.models.vision import resnet
+from dp_jax.models.vision.resnet import Block, ResNet
 
 TINY = {"input_shape": (8, 8, 3), "num_classes": 3, "width": 4, "groups": 1, "stem": "3x3"}
 

@@ -12,7 +12,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 
-from dp_jax.models.torch_weights import load_tensors
+from dp_jax.models.pretrained.torch_weights import load_tensors
 
 
 class _Tensor:

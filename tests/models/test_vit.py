@@ -15,8 +15,8 @@ from tracing import (
   traced,
 )
 
-from dp_jax.models import vit
 from dp_jax.models.build import ModelSpec
+from dp_jax.models.vision import vit
 
 TINY = {"input_shape": (32, 16, 3), "num_classes": 3, "depth": 1, "width": 8, "heads": 2}
 

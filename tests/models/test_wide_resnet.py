@@ -15,7 +15,7 @@ from tracing import (
 )
 
 from dp_jax.models.build import ModelSpec
-from dp_jax.models.wide_resnet import StandardisedConv, WideResNet
+from dp_jax.models.vision.wide_resnet import StandardisedConv, WideResNet
 
 CIFAR = {"input_shape": (32, 32, 3), "num_classes": 10}
 TINY = {

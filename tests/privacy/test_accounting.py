@@ -9,18 +9,9 @@ from dp_accounting import rdp as plain_rdp
 from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy import special, stats
 
-from dp_jax.privacy import (
-  FixedSize,
-  FullBatch,
-  Mechanism,
-  Poisson,
-  Stream,
-  TruncatedPoisson,
-  losses,
-  pld,
-  rdp,
-)
-from dp_jax.privacy.accounting import gaussian_epsilon
+from dp_jax.privacy import FixedSize, FullBatch, Mechanism, Poisson, Stream, TruncatedPoisson
+from dp_jax.privacy.accounting import losses, pld, rdp
+from dp_jax.privacy.accounting.accountants import gaussian_epsilon
 
 ADD_REMOVE = NeighboringRelation.ADD_OR_REMOVE_ONE
 

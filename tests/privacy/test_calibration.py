@@ -13,12 +13,12 @@ from dp_jax.privacy import (
   PrivacySpec,
   Stream,
   TruncatedPoisson,
-  accounting,
   calibrate,
   calibrate_rate,
   calibrate_steps,
-  search,
 )
+from dp_jax.privacy.accounting import accountants
+from dp_jax.privacy.calibration import search
 
 
 def meets(mechanism, spec, within=1e-3):
@@ -208,13 +208,13 @@ def test_search_over_a_far_jump_between_whole_numbers_finds_it():
 
 
 def test_a_target_that_the_accountants_figure_jumps_over(monkeypatch):
-  real = accounting.account_parts
+  real = accountants.account_parts
 
   def jumping(*args):
     found = real(*args)
     return found if found.epsilon > 1 else dataclasses.replace(found, epsilon=0.9 * found.epsilon)
 
-  monkeypatch.setattr(accounting, "account_parts", jumping)
+  monkeypatch.setattr(accountants, "account_parts", jumping)
   with pytest.raises(ValueError, match="jumps over it from"):
     calibrate(PrivacySpec(0.95, 1e-5), FullBatch(), 1)
 

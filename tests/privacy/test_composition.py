@@ -16,7 +16,7 @@ from dp_jax.privacy import (
   Stream,
   TruncatedPoisson,
 )
-from dp_jax.privacy.composition import Release, account_releases
+from dp_jax.privacy.accounting.composition import Release, account_releases
 from dp_jax.privacy.tuning import Selection
 
 DELTA = 1e-5

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from dp_jax.privacy import FixedSize, FullBatch, Mechanism, Poisson, Stream
-from dp_jax.privacy.groups import account_group
+from dp_jax.privacy.group_privacy import account_group
 
 DELTA = 1e-5
 

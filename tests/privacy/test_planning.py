@@ -2,8 +2,8 @@
 
 import pytest
 
+from dp_jax.privacy.calibration.planning import default_batch_sizes, plan
 from dp_jax.privacy.mechanism import Mechanism
-from dp_jax.privacy.planning import default_batch_sizes, plan
 from dp_jax.privacy.sampling import Poisson
 from dp_jax.privacy.spec import PrivacySpec
 

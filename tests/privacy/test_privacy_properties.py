@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dp_jax.privacy import FullBatch, Mechanism, Poisson, PrivacySpec, TruncatedPoisson, calibrate
-from dp_jax.privacy.composition import Release, account_releases
+from dp_jax.privacy.accounting.composition import Release, account_releases
 
 few = hypothesis.settings(max_examples=5, deadline=None, derandomize=True, database=None)
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dp_jax.privacy import pld
+from dp_jax.privacy.accounting import pld
+from dp_jax.privacy.accounting.profile import privacy_profile
 from dp_jax.privacy.mechanism import Mechanism
-from dp_jax.privacy.profile import privacy_profile
 from dp_jax.privacy.sampling import FixedSize, FullBatch, Poisson
 
 DELTA = 1e-5

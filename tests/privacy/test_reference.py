@@ -7,7 +7,7 @@ import pathlib
 import pytest
 
 from dp_jax.privacy import FullBatch, Mechanism, Poisson, PrivacySpec, SamplerTailError, calibrate
-from dp_jax.privacy.tails import MAX_SHARE_OF_DELTA
+from dp_jax.privacy.accounting.tails import MAX_SHARE_OF_DELTA
 
 ROWS = json.loads((pathlib.Path(__file__).parent / "reference_noise_multipliers.json").read_text())[
   "rows"

@@ -13,8 +13,8 @@ from dp_jax.privacy import (
   SamplerTailError,
   Stream,
   tail_delta,
-  tails,
 )
+from dp_jax.privacy.accounting import tails
 
 
 def test_residual_is_a_union_bound_over_steps():

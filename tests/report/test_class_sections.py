@@ -9,8 +9,8 @@ import pytest
 from made_up_runs import CLASS_NAMES, write_run
 
 from dp_jax.evaluation.disclosure import MIN_UNITS, hidden_classes, suppressed
-from dp_jax.evaluation.groups import incidence, partitions, unit_counts
 from dp_jax.evaluation.predictions import PredictionTable
+from dp_jax.evaluation.subgroups import incidence, partitions, unit_counts
 from dp_jax.report.html import private_path, render_report
 from dp_jax.report.private_page import measured_sections
 from dp_jax.report.run_view import load

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from made_up_runs import write_run
 
-from dp_jax.report import privacy_json
 from dp_jax.report.html import render_report
+from dp_jax.statement import privacy_json
 
 HOSTILE = "<script>alert('x')</script>\"><img src=//evil.example/a onerror=alert(1)>$a_b$&amp;"
 CANARY = "canary-4f1d"

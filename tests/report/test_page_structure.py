@@ -12,9 +12,9 @@ import pytest
 from made_up_runs import write_run
 
 from dp_jax.evaluation.bootstrap import Interval
-from dp_jax.report import privacy_json
 from dp_jax.report.html import private_path, render_report
 from dp_jax.report.sweep_page import Row, SweepTable, sweep_page
+from dp_jax.statement import privacy_json
 
 VOID = {"meta", "link", "img", "br", "hr", "input"}
 

@@ -9,8 +9,9 @@ from made_up_runs import write_run
 from made_up_work_directories import people_table
 
 from dp_jax.evaluation.predictions import PredictionTable
-from dp_jax.report import privacy_json, run_view
+from dp_jax.report import run_view
 from dp_jax.report.html import private_path, render_report
+from dp_jax.statement import privacy_json
 
 LOSS = 0.73164237
 

@@ -11,13 +11,13 @@ import jax
 import numpy as np
 import pytest
 
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.shares import Part
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.solvers import feature_covariance, head, least_squares, newton
-from dp_jax.solvers.data import Rows, array_data
 from dp_jax.solvers.descent import Descent
 from dp_jax.solvers.feature_covariance import FeatureCovariance
+from dp_jax.solvers.feature_units import Rows, array_data
 from dp_jax.solvers.head import Preprocessing
 from dp_jax.solvers.least_squares import LeastSquares
 from dp_jax.solvers.newton import Newton

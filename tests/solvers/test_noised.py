@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from dp_jax.gradients import compensated as pairs
-from dp_jax.gradients.noise import add_noise
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.gradients.noise.add_noise import add_noise
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.sampling import FullBatch
 from dp_jax.solvers.noised import Releases, noise_edge

@@ -14,8 +14,8 @@ import pytest
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.clipping import clipped_grad
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.solvers.data import Rows, array_data
 from dp_jax.solvers.descent import gradient_sum, head_loss
+from dp_jax.solvers.feature_units import Rows, array_data
 from dp_jax.solvers.newton import CURVATURE_BOUND
 from dp_jax.solvers.statistics import (
   cross_moment,

@@ -9,12 +9,12 @@ import pytest
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.feature_head import check_blocks
 from dp_jax.models.functional import split
-from dp_jax.privacy.keys import MasterKey
 from dp_jax.privacy.ledger import BudgetError, Ledger
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.spec import PrivacySpec
-from dp_jax.solvers.data import Rows, array_data
 from dp_jax.solvers.descent import Descent, descend
 from dp_jax.solvers.feature_covariance import FeatureCovariance
+from dp_jax.solvers.feature_units import Rows, array_data
 from dp_jax.solvers.head import ROW_NORM, Preprocessing, public_statistics
 from dp_jax.solvers.least_squares import LeastSquares
 from dp_jax.solvers.newton import CURVATURE_BOUND, Newton, _curvature

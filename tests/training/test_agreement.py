@@ -4,29 +4,29 @@ import numpy as np
 import pytest
 from support import small_config, write_npz
 
-from dp_jax.privacy.keys import MasterKey
-from dp_jax.training import distributed
+from dp_jax.parallel import hosts
+from dp_jax.parallel.stopping import Stopped
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.training.agreement import agree_on_run
-from dp_jax.training.prepare import prepare
-from dp_jax.training.stopping import Stopped
+from dp_jax.training.setup.prepare import prepare
 from dp_jax.training.zero_head import head_at_zero
 
 
 def _as_hosts(monkeypatch, texts):
-  monkeypatch.setattr(distributed, "gather", lambda text: [text, *texts])
+  monkeypatch.setattr(hosts, "gather", lambda text: [text, *texts])
   monkeypatch.setattr("jax.process_count", lambda: 1 + len(texts))
 
 
 def test_hidden_facts_are_named_without_their_values(monkeypatch):
   said = []
   monkeypatch.setattr("jax.process_count", lambda: 2)
-  monkeypatch.setattr(distributed, "gather", lambda text: said.append(text) or [text, text])
-  distributed.agree({"a": {"b": 1}}, {"the number of units": 1234567})
+  monkeypatch.setattr(hosts, "gather", lambda text: said.append(text) or [text, text])
+  hosts.agree({"a": {"b": 1}}, {"the number of units": 1234567})
   assert "1234567" not in said[0]
   other = said[0]
   _as_hosts(monkeypatch, [other, other.replace('"1"', '"3"')])
-  with pytest.raises(distributed.SharedError) as error:
-    distributed.agree({"a": {"b": 1}}, {"the number of units": 1234568})
+  with pytest.raises(hosts.SharedError) as error:
+    hosts.agree({"a": {"b": 1}}, {"the number of units": 1234568})
   text = str(error.value)
   assert "host 1 differs from host 0: the number of units." in text
   assert "host 2 differs from host 0: a.b is 3, not 1; the number of units." in text
@@ -35,19 +35,19 @@ def test_hidden_facts_are_named_without_their_values(monkeypatch):
 
 def test_what_one_host_cannot_do_stops_all_with_its_name(monkeypatch):
   _as_hosts(monkeypatch, ["no such file"])
-  with pytest.raises(distributed.SharedError, match="host 1: no such file All hosts stop"):
-    distributed.together(lambda: 1)
+  with pytest.raises(hosts.SharedError, match="host 1: no such file All hosts stop"):
+    hosts.together(lambda: 1)
   _as_hosts(monkeypatch, [""])
-  assert distributed.together(lambda: 1) == 1
+  assert hosts.together(lambda: 1) == 1
 
 
 def test_one_host_alone_does_the_plain_thing():
   key = MasterKey(bytes(32))
-  assert distributed.share_key(lambda: key) is key
-  assert distributed.gather("x") == ["x"] and distributed.from_first({"a": 1}) == {"a": 1}
+  assert hosts.share_key(lambda: key) is key
+  assert hosts.gather("x") == ["x"] and hosts.from_first({"a": 1}) == {"a": 1}
   with pytest.raises(OSError):
-    distributed.on_first(lambda: (_ for _ in ()).throw(OSError("disk")))
-  distributed.agree({"a": 1}, {})
+    hosts.on_first(lambda: (_ for _ in ()).throw(OSError("disk")))
+  hosts.agree({"a": 1}, {})
 
 
 @pytest.mark.parametrize("method", ["least_squares", "feature_covariance", "newton", "auto"])
@@ -80,15 +80,15 @@ def test_the_closed_form_of_a_first_step_is_for_one_host(monkeypatch):
 ])  # fmt: skip
 def test_incomplete_flags_are_refused(flags, named):
   with pytest.raises(ValueError, match=named):
-    distributed.join(distributed.Hosts(**flags))
+    hosts.join(hosts.Hosts(**flags))
 
 
 def test_a_shared_end_is_not_taken_for_a_failure_of_one(monkeypatch):
   """Who fails alone ends at once (os._exit); what all raise at one point is raised."""
   monkeypatch.setattr("jax.process_count", lambda: 2)
-  monkeypatch.setattr(distributed.os, "_exit", lambda code: pytest.fail(f"left with {code}"))
-  for error in (Stopped("asked to stop"), distributed.SharedError("all")):
-    with pytest.raises(type(error)), distributed.stopping_all():
+  monkeypatch.setattr(hosts.os, "_exit", lambda code: pytest.fail(f"left with {code}"))
+  for error in (Stopped("asked to stop"), hosts.SharedError("all")):
+    with pytest.raises(type(error)), hosts.stopping_all():
       raise error
 
 
@@ -112,12 +112,12 @@ def test_hosts_of_other_held_out_data_stop_before_the_first_step(
   there = prepare(_held_out(folder, level, count))
   said = []
   monkeypatch.setattr("jax.process_count", lambda: 2)
-  monkeypatch.setattr(distributed, "gather", lambda text: said.append(text) or [said[0], text])
+  monkeypatch.setattr(hosts, "gather", lambda text: said.append(text) or [said[0], text])
   agree_on_run(here, None)
   if not differs:
     agree_on_run(there, None)
     return
-  with pytest.raises(distributed.SharedError, match="the records of the evaluation split"):
+  with pytest.raises(hosts.SharedError, match="the records of the evaluation split"):
     agree_on_run(there, None)
   assert here.data_digest == there.data_digest and here.fingerprint() == there.fingerprint()
 

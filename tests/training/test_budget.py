@@ -8,9 +8,9 @@ from support import small_config
 
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.spec import PrivacySpec
-from dp_jax.report.verify import verify_release
-from dp_jax.training.prepare import prepare
+from dp_jax.statement.verify import verify_release
 from dp_jax.training.run import train
+from dp_jax.training.setup.prepare import prepare
 
 BUDGET = PrivacySpec(6.0, 1e-3)
 

@@ -15,11 +15,12 @@ from support import STEPS, finish, flags_of, key_file, lines, small_config, star
 import dp_jax
 from dp_jax.cli import main
 from dp_jax.evaluation.predictions import load_predictions
-from dp_jax.report.verify import verify_release
-from dp_jax.training import checkpoint, loop
-from dp_jax.training.integrity import state_sums
-from dp_jax.training.prepare import prepare
+from dp_jax.statement.verify import verify_release
+from dp_jax.training import loop
+from dp_jax.training.checkpoints import checkpoint
+from dp_jax.training.checkpoints.integrity import state_sums
 from dp_jax.training.run import train
+from dp_jax.training.setup.prepare import prepare
 
 STATE = "release/params.safetensors"
 

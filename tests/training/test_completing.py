@@ -8,14 +8,14 @@ import pytest
 from support import flags_of, small_config, write_npz
 
 from dp_jax.cli import main
-from dp_jax.report.verify import verify_release
+from dp_jax.parallel.stopping import Stopped
+from dp_jax.statement.verify import verify_release
 from dp_jax.training import evaluating
 from dp_jax.training import run as run_module
+from dp_jax.training.checkpoints.workdir import WorkDir
 from dp_jax.training.completing import release_stands
-from dp_jax.training.prepare import prepare
 from dp_jax.training.run import train
-from dp_jax.training.stopping import Stopped
-from dp_jax.training.workdir import WorkDir
+from dp_jax.training.setup.prepare import prepare
 
 
 @pytest.fixture(scope="module")

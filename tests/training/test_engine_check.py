@@ -11,9 +11,9 @@ from support import small_config
 
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.ghost import engine as ghost
-from dp_jax.training import engine_check
-from dp_jax.training.engine_check import choose_engine
-from dp_jax.training.prepare import prepare
+from dp_jax.training.setup import engine_check
+from dp_jax.training.setup.engine_check import choose_engine
+from dp_jax.training.setup.prepare import prepare
 
 
 @pytest.fixture(scope="module")

@@ -10,19 +10,19 @@ from support import flags_of, small_config, write_npz
 
 from dp_jax.cli import main
 from dp_jax.data.records import RecordSpec
-from dp_jax.data.source import ArraySource, RecordError, SourceInfo, Unlabelled
+from dp_jax.data.sources.source import ArraySource, RecordError, SourceInfo, Unlabelled
 from dp_jax.data.units import UnitLoader
 from dp_jax.privacy.spec import PrivacySpec
-from dp_jax.training import first_records
-from dp_jax.training.first_records import (
+from dp_jax.training.run import train
+from dp_jax.training.setup import first_records
+from dp_jax.training.setup.first_records import (
   COUNT,
   FACT,
   REMINDER,
   check_all_records,
   check_first_records,
 )
-from dp_jax.training.prepare import prepare
-from dp_jax.training.run import train
+from dp_jax.training.setup.prepare import prepare
 
 TABLE = {
   "source": "csv", "features": ["dose", "age"], "feature_ranges": [[0.0, 1.0], [0.0, 100.0]],

@@ -5,8 +5,8 @@ import pytest
 from support import small_config
 
 from dp_jax.evaluation.predictions import load_predictions
-from dp_jax.training.compare_runs import compare_runs
-from dp_jax.training.release_metrics import shares
+from dp_jax.runs.compare import compare_runs
+from dp_jax.runs.release_metrics import shares
 from dp_jax.training.run import train
 
 

@@ -7,12 +7,12 @@ import optax
 from support import key_file, small_config
 
 from dp_jax.gradients.clipping import clipped_grad
-from dp_jax.gradients.keys import step_key
-from dp_jax.gradients.noise import add_noise
-from dp_jax.privacy.keys import MasterKey
-from dp_jax.training.prepare import prepare
+from dp_jax.gradients.noise.add_noise import add_noise
+from dp_jax.gradients.noise.jax_keys import step_key
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.training.release import load_release
 from dp_jax.training.run import train
+from dp_jax.training.setup.prepare import prepare
 
 
 def test_one_full_batch_lamb_step_is_that_of_optax(tmp_path):

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from support import STEPS, key_file, lines, small_config
 
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.parallel.stopping import Stopped, listening
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.training import hooks
 from dp_jax.training import loop as loop_module
+from dp_jax.training.checkpoints.workdir import WorkDir
 from dp_jax.training.flops import flops_per_unit, peak_flops
-from dp_jax.training.prepare import prepare
 from dp_jax.training.run import train
+from dp_jax.training.setup.prepare import prepare
 from dp_jax.training.step import init_state
-from dp_jax.training.stopping import Stopped, listening
-from dp_jax.training.workdir import WorkDir
 
 
 @pytest.fixture(scope="module")

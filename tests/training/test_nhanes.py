@@ -7,10 +7,10 @@ from sklearn.metrics import roc_auc_score
 
 import dp_jax
 from configs.nhanes_mortality import get_config
-from dp_jax.training.config import Config
-from dp_jax.training.data import read_groups
-from dp_jax.training.prepare import prepare
+from dp_jax.config.run_config import Config
 from dp_jax.training.run import train
+from dp_jax.training.setup.open_data import read_groups
+from dp_jax.training.setup.prepare import prepare
 
 
 def test_death_within_ten_years(shared_data, tmp_path):

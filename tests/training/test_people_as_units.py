@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 from support import key_file, small_config, without_hashes, write_npz
 
-from dp_jax.report.verify import verify_release
-from dp_jax.training.data import read_groups
-from dp_jax.training.prepare import prepare
+from dp_jax.runs.using import evaluate_release, predict_release
+from dp_jax.statement.verify import verify_release
+from dp_jax.training.checkpoints.workdir import compare
 from dp_jax.training.release import load_release
 from dp_jax.training.run import train
-from dp_jax.training.using import evaluate_release, predict_release
-from dp_jax.training.workdir import compare
+from dp_jax.training.setup.open_data import read_groups
+from dp_jax.training.setup.prepare import prepare
 
 RECORDS = 90
 

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 from support import key_file, small_config, write_npz
 
-from dp_jax.data.npy_writer import ShardWriter
-from dp_jax.models import weights
-from dp_jax.models.ancestry import to_list
-from dp_jax.report.verify import verify_release
-from dp_jax.training.prepare import prepare
+from dp_jax.data.sources.npy_writer import ShardWriter
+from dp_jax.models.pretrained import weights
+from dp_jax.models.pretrained.ancestry import to_list
+from dp_jax.statement.verify import verify_release
 from dp_jax.training.run import train
+from dp_jax.training.setup.prepare import prepare
 
 PLAIN, LAST = "unprotected/params.safetensors", "unprotected/step_1.safetensors"
 RELEASE = "release/params.safetensors"

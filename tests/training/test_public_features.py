@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 from support import key_file, small_config
 
-from dp_jax.data.npy_writer import ShardWriter
-from dp_jax.privacy.keys import MasterKey
-from dp_jax.report.privacy_json import NOT_COVERED_FEATURES, record_digest
-from dp_jax.report.verify import verify_release
-from dp_jax.solvers.data import array_data
+from dp_jax.data.sources.npy_writer import ShardWriter
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.solvers.descent import GRADIENT
+from dp_jax.solvers.feature_units import array_data
 from dp_jax.solvers.head import CENTRE, public_statistics
 from dp_jax.solvers.least_squares import CROSS, EIGENVALUE, MOMENT
 from dp_jax.solvers.newton import HESSIAN
 from dp_jax.solvers.noised import Releases
-from dp_jax.training import prepare as prepare_module
+from dp_jax.statement.privacy_json import NOT_COVERED_FEATURES, record_digest
+from dp_jax.statement.verify import verify_release
 from dp_jax.training import run as run_module
-from dp_jax.training.prepare import prepare
-from dp_jax.training.public_features import read_public_features
 from dp_jax.training.release import load_release
 from dp_jax.training.run import train
+from dp_jax.training.setup import prepare as prepare_module
+from dp_jax.training.setup.prepare import prepare
+from dp_jax.training.setup.public_features import read_public_features
 
 D, CLASSES, N = 8, 3, 700
 

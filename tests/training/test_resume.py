@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from support import STEPS, key_file, lines, small_config
 
-from dp_jax.training import keys as keys_module
 from dp_jax.training import loop
-from dp_jax.training.checkpoint import delete_keys
-from dp_jax.training.keys import environment
+from dp_jax.training.checkpoints import run_key as keys_module
+from dp_jax.training.checkpoints.checkpoint import delete_keys
+from dp_jax.training.checkpoints.run_key import environment
 from dp_jax.training.run import train
 
 STATE = "release/params.safetensors"
@@ -110,7 +110,7 @@ def test_a_changed_run_is_refused_and_the_difference_named(copy, tmp_path, chang
 
 
 def test_changed_records_under_the_same_configuration_are_refused(copy, monkeypatch):
-  from dp_jax.data.source import Head
+  from dp_jax.data.sources.source import Head
 
   monkeypatch.setattr(Head, "fingerprint", lambda self: "other records")
   with pytest.raises(ValueError, match="the records differ") as error:
@@ -174,7 +174,7 @@ def test_frozen_values_made_by_another_generator_are_refused(copy, monkeypatch):
 
 def test_the_default_generator_of_a_process_changes_no_initial_value():
   from dp_jax.models.functional import split
-  from dp_jax.training.prepare import prepare
+  from dp_jax.training.setup.prepare import prepare
 
   here = prepare(small_config())
   with jax.default_prng_impl("rbg"):

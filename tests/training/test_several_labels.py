@@ -10,11 +10,11 @@ import pytest
 from support import small_config
 
 from dp_jax.gradients.clipping import clipped_grad
-from dp_jax.report.verify import verify_release
-from dp_jax.training.prepare import prepare
+from dp_jax.runs.using import evaluate_release, predict_release
+from dp_jax.statement.verify import verify_release
 from dp_jax.training.release import load_release
 from dp_jax.training.run import train
-from dp_jax.training.using import evaluate_release, predict_release
+from dp_jax.training.setup.prepare import prepare
 
 LABELS = ["edema", "fracture", "pneumonia"]
 

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 from support import key_file, small_config
 
+from dp_jax.config import solver_config
+from dp_jax.config.run_config import Config
+from dp_jax.config.solver_config import SolverConfig
 from dp_jax.privacy.ledger import Ledger
-from dp_jax.report.privacy_json import record_digest
-from dp_jax.report.verify import verify_release
 from dp_jax.solvers.choice import CANDIDATES
 from dp_jax.solvers.feature_covariance import FeatureCovariance
 from dp_jax.solvers.head import Preprocessing
 from dp_jax.solvers.least_squares import LeastSquares
 from dp_jax.solvers.newton import Newton
 from dp_jax.solvers.noised import Releases
+from dp_jax.statement.privacy_json import record_digest
+from dp_jax.statement.verify import verify_release
 from dp_jax.training import run as run_module
-from dp_jax.training import solver_config
-from dp_jax.training.config import Config
-from dp_jax.training.prepare import prepare
 from dp_jax.training.release import load_release
 from dp_jax.training.run import train
-from dp_jax.training.solver_config import SolverConfig
+from dp_jax.training.setup.prepare import prepare
 
 D, CLASSES, N = 8, 3, 1003
 

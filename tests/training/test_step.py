@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from support import small_config
 
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.training import loop as loop_module
-from dp_jax.training.prepare import prepare
+from dp_jax.training.checkpoints.workdir import WorkDir
+from dp_jax.training.setup.prepare import prepare
 from dp_jax.training.step import init_state
-from dp_jax.training.workdir import WorkDir
 
 STEPS = 3
 

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from support import finish, flags_of, lines, small_config, start
 
-from dp_jax.report.verify import verify_release
+from dp_jax.runs.using import evaluate_release, predict_release
+from dp_jax.statement.verify import verify_release
 from dp_jax.training import loop
-from dp_jax.training.data import read_groups
-from dp_jax.training.prepare import prepare
 from dp_jax.training.release import load_release
 from dp_jax.training.run import train
-from dp_jax.training.target import make_spec
-from dp_jax.training.using import evaluate_release, predict_release
+from dp_jax.training.setup.open_data import read_groups
+from dp_jax.training.setup.prepare import prepare
+from dp_jax.training.setup.target import make_spec
 
 
 def write(file, seed=0, people=120, malformed=0):
@@ -99,7 +99,9 @@ def test_going_on_with_another_unit_size_or_noise_is_refused_by_name(tmp_path, m
   # Under the same configuration: what it is computed to, and what the file holds.
   with monkeypatch.context() as patch:
     less = dataclasses.replace(prepare(config).mechanism, noise_multiplier=0.01)
-    patch.setattr("dp_jax.training.prepare.make_mechanism", lambda *_: (make_spec(config), less))
+    patch.setattr(
+      "dp_jax.training.setup.prepare.make_mechanism", lambda *_: (make_spec(config), less)
+    )
     with pytest.raises(ValueError, match=r"mechanism\.noise_multiplier was [\d.]+, is 0\.01;"):
       train(config, folder, progress=False)
   with file.open("a") as table:

@@ -7,8 +7,8 @@ from support import STEPS, key_file, lines, small_config
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dp_jax.training import loop
-from dp_jax.training.prepare import prepare
 from dp_jax.training.run import train
+from dp_jax.training.setup.prepare import prepare
 
 
 def _opened(folder):

@@ -9,14 +9,14 @@ import optax
 import pytest
 from support import key_file, lines, small_config
 
-from dp_jax.gradients.keys import step_key
-from dp_jax.gradients.noise import add_noise
-from dp_jax.models import weights
-from dp_jax.privacy.keys import MasterKey
+from dp_jax.gradients.noise.add_noise import add_noise
+from dp_jax.gradients.noise.jax_keys import step_key
+from dp_jax.models.pretrained import weights
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.training import zero_head
-from dp_jax.training.keys import environment, for_environment
-from dp_jax.training.prepare import prepare
+from dp_jax.training.checkpoints.run_key import environment, for_environment
 from dp_jax.training.run import train
+from dp_jax.training.setup.prepare import prepare
 from dp_jax.training.step import build_step
 from dp_jax.training.zero_head import head_at_zero, sum_at_zero
 

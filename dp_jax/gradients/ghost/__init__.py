@@ -7,6 +7,7 @@ cotangent in one backward pass, and from cotangents and operands follow norms an
   interpreter.py  follows which values come from parameters, and finds each meeting
   structure.py    the primitives that have a rule, with the parameters that it knows
   uses.py         a meeting (a Use), and who is told of it
+  traced.py       the loss of one unit with all its uses
   plan.py         chooses a rule for each parameter, from its uses
   rules.py        the rules: squared norms, and clipped sums, of one kind of use
   tokens.py       pairs of tokens of a unit, a part at a time

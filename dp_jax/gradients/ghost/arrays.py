@@ -1,6 +1,6 @@
 """Arrays of a batch of units, as norms and sums take them."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,9 +10,6 @@ from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.ghost import canonical, rules
 from dp_jax.gradients.ghost.chunks import weighted_sum
 from dp_jax.gradients.ghost.uses import Use
-
-if TYPE_CHECKING:
-  from dp_jax.gradients.ghost.batch import Batch
 
 # The sums that make up that of each parameter.
 Parts = list[list[Compensated]]
@@ -40,43 +37,6 @@ def added(parts: list[Compensated]) -> Compensated:
   for part in others:
     total = pairs.add(as_pair(total), as_pair(part))
   return total
-
-
-def rearranged(batch: "Batch", sums: dict[int, Compensated]) -> list[tuple[int, Compensated]]:
-  """Sums in the layouts of the operands of uses -> (parameter, its sum in its own layout).
-
-  Uses of different slices of a parameter are put together; of the same, each is a sum of its own,
-  since adding two sums over many units rounds as much as all of these.
-  """
-  layers: list[dict[int, Compensated]] = []
-  seen: dict[tuple[int, int | None], int] = {}
-  for index, pair in sums.items():
-    origin = batch.traced.uses[index].weights[0][1]
-    (root,) = origin.roots
-    layer = seen.get((root, origin.index), 0)
-    seen[root, origin.index] = layer + 1
-    if layer == len(layers):
-      layers.append({})
-    layers[layer][index] = pair
-  return [found for layer in layers for found in _one_layer(batch, layer)]
-
-
-def _one_layer(batch: "Batch", sums: dict[int, Compensated]) -> list[tuple[int, Compensated]]:
-  roots = sorted({r for use in sums for r in batch.traced.uses[use].weights[0][1].roots})
-
-  def operands(chosen: list[jax.Array]) -> dict[int, jax.Array]:
-    params = [p.astype(jnp.float32) for p in batch.params]
-    for root, value in zip(roots, chosen, strict=True):
-      params[root] = value
-    every = batch.traced.rearranged(batch.params, params)
-    return {use: every[use][0] for use in sums}
-
-  _, pull = jax.vjp(operands, [batch.params[r].astype(jnp.float32) for r in roots])
-  (total,) = pull({use: pair.sum for use, pair in sums.items()})
-  if all(pair.error is None for pair in sums.values()):
-    return [(root, Compensated(x, None)) for root, x in zip(roots, total, strict=True)]
-  (error,) = pull({use: as_pair(pair).error for use, pair in sums.items()})
-  return [(root, Compensated(*pair)) for root, *pair in zip(roots, total, error, strict=True)]
 
 
 def clipped(grads: jax.Array, scales: jax.Array, finite: jax.Array, exact: bool) -> Compensated:

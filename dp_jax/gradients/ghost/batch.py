@@ -2,20 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.engines.norms import per_unit_norms
 from dp_jax.gradients.ghost import canonical, rules
-from dp_jax.gradients.ghost.arrays import materialised, to_weights
+from dp_jax.gradients.ghost.arrays import as_pair, materialised, to_weights
 from dp_jax.gradients.ghost.chunks import in_chunks, patch_bytes
 from dp_jax.gradients.ghost.plan import Group, by_pixels
+from dp_jax.gradients.ghost.traced import Traced
 from dp_jax.gradients.ghost.uses import Use
-from dp_jax.gradients.norms import per_unit_norms
-
-if TYPE_CHECKING:
-  from dp_jax.gradients.ghost.engine import Traced
 
 PyTree = Any
 
@@ -27,7 +26,7 @@ class Batch:
   Norms take at most `memory_budget` bytes of temporaries, or those of one unit.
   """
 
-  traced: "Traced"
+  traced: Traced
   params: list[jax.Array]
   weights: list[list[Any]]
   losses: jax.Array
@@ -37,7 +36,7 @@ class Batch:
 
   @classmethod
   def run(
-    cls, traced: "Traced", params: list[jax.Array], units: PyTree, keys: Any, memory_budget: int
+    cls, traced: Traced, params: list[jax.Array], units: PyTree, keys: Any, memory_budget: int
   ) -> "Batch":
     """The backward pass.
 
@@ -224,3 +223,40 @@ class Batch:
       return [g.astype(jnp.float32) for g in to_params(gradients)[0]]
 
     return pull
+
+
+def rearranged(batch: Batch, sums: dict[int, Compensated]) -> list[tuple[int, Compensated]]:
+  """Sums in the layouts of the operands of uses -> (parameter, its sum in its own layout).
+
+  Uses of different slices of a parameter are put together; of the same, each is a sum of its own,
+  since adding two sums over many units rounds as much as all of these.
+  """
+  layers: list[dict[int, Compensated]] = []
+  seen: dict[tuple[int, int | None], int] = {}
+  for index, pair in sums.items():
+    origin = batch.traced.uses[index].weights[0][1]
+    (root,) = origin.roots
+    layer = seen.get((root, origin.index), 0)
+    seen[root, origin.index] = layer + 1
+    if layer == len(layers):
+      layers.append({})
+    layers[layer][index] = pair
+  return [found for layer in layers for found in _one_layer(batch, layer)]
+
+
+def _one_layer(batch: Batch, sums: dict[int, Compensated]) -> list[tuple[int, Compensated]]:
+  roots = sorted({r for use in sums for r in batch.traced.uses[use].weights[0][1].roots})
+
+  def operands(chosen: list[jax.Array]) -> dict[int, jax.Array]:
+    params = [p.astype(jnp.float32) for p in batch.params]
+    for root, value in zip(roots, chosen, strict=True):
+      params[root] = value
+    every = batch.traced.rearranged(batch.params, params)
+    return {use: every[use][0] for use in sums}
+
+  _, pull = jax.vjp(operands, [batch.params[r].astype(jnp.float32) for r in roots])
+  (total,) = pull({use: pair.sum for use, pair in sums.items()})
+  if all(pair.error is None for pair in sums.values()):
+    return [(root, Compensated(x, None)) for root, x in zip(roots, total, strict=True)]
+  (error,) = pull({use: as_pair(pair).error for use, pair in sums.items()})
+  return [(root, Compensated(*pair)) for root, *pair in zip(roots, total, error, strict=True)]

@@ -7,14 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from dp_jax.gradients.clipping import ClippedGrad
-from dp_jax.gradients.cost import loop_is_cheaper
-from dp_jax.gradients.engines import engine_for
+from dp_jax.gradients.engines.cost import loop_is_cheaper
+from dp_jax.gradients.engines.dispatch import engine_for
+from dp_jax.gradients.engines.looped import UNITS_A_TURN
 from dp_jax.gradients.ghost import engine as ghost
 from dp_jax.gradients.ghost.batch import Batch
 from dp_jax.gradients.ghost.chunks import units_at_a_time
 from dp_jax.gradients.ghost.plan import KNOWN, Group
+from dp_jax.gradients.ghost.traced import Traced, trace
 from dp_jax.gradients.ghost.uses import UnsupportedError
-from dp_jax.gradients.looped import UNITS_A_TURN
 from dp_jax.gradients.parameters import check_params
 from dp_jax.gradients.per_unit import check_loss
 
@@ -59,11 +60,9 @@ def explain(grad_fn: ClippedGrad, params: Any, units: Any, key: Any = None) -> s
     return f"{_looped(params)}, since vmap over units may mix them: {no_map[0]}"
   if grad_fn.engine == "vmap":
     return _mapped(params, size)
-  found: list[ghost.Traced] = []
+  found: list[Traced] = []
   try:
-    jax.eval_shape(
-      lambda p, u, k: found.append(ghost.trace(grad_fn.loss_fn, p, u, k)), params, unit, key
-    )
+    jax.eval_shape(lambda p, u, k: found.append(trace(grad_fn.loss_fn, p, u, k)), params, unit, key)
     plan = _lines(found[0], size, grad_fn.memory_budget)
   except UnsupportedError as error:
     plan = [f"{_mapped(params, size)}, since {error}"]
@@ -82,9 +81,7 @@ def _microbatch(grad_fn: ClippedGrad, params: Any, units: Any, keys: Any, size: 
   return min(size, grad_fn.microbatch(params, units, mask, keys, size))
 
 
-def _backward(
-  grad_fn: ClippedGrad, found: list[ghost.Traced], params: Any, units: Any, keys: Any
-) -> Any:
+def _backward(grad_fn: ClippedGrad, found: list[Traced], params: Any, units: Any, keys: Any) -> Any:
   """What is mapped over units: by ghost, or by vmap where there is no plan."""
   if found:
     leaves = jax.tree.leaves(params)
@@ -102,7 +99,7 @@ def _looped(params: Any) -> str:
   return f"loop: gradients of {UNITS_A_TURN} units, {held} bytes"
 
 
-def _lines(traced: ghost.Traced, size: int, memory_budget: int) -> list[str]:
+def _lines(traced: Traced, size: int, memory_budget: int) -> list[str]:
   kept, _ = ghost.kept_groups(traced.groups, size, memory_budget)
   rows = [_HEADER]
   for index, group in enumerate(traced.groups):
@@ -129,7 +126,7 @@ def _held(group: Group, size: int, is_kept: bool, memory_budget: int) -> tuple[i
 
 
 def _row(
-  traced: ghost.Traced, group: Group, size: int, held: tuple[int, str]
+  traced: Traced, group: Group, size: int, held: tuple[int, str]
 ) -> tuple[str, str, str, str, str]:
   names = [traced.uses[i].name for i in group.uses]
   counted = [(names.count(name), name) for name in dict.fromkeys(names)]

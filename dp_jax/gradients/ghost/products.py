@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.engines.norms import scaled
 from dp_jax.gradients.ghost import canonical, rounding, rules
 from dp_jax.gradients.ghost.arrays import zeroed
 from dp_jax.gradients.ghost.batch import Batch
@@ -20,7 +21,6 @@ from dp_jax.gradients.ghost.chunks import (
   units_at_a_time,
 )
 from dp_jax.gradients.ghost.plan import Group
-from dp_jax.gradients.norms import scaled
 
 
 @dataclasses.dataclass(frozen=True)

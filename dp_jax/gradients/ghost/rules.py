@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from dp_jax.gradients.engines.norms import sum_of_squares
 from dp_jax.gradients.ghost.tokens import by_tokens
-from dp_jax.gradients.norms import sum_of_squares
 
 _UNIT_ROUNDOFF = 2.0**-24
 _HIGHEST = jax.lax.Precision.HIGHEST

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.engines.norms import per_unit_norms, scaled
 from dp_jax.gradients.ghost import canonical, lookups, rounding
-from dp_jax.gradients.ghost.arrays import Parts, added, as_pair, clipped, rearranged
-from dp_jax.gradients.ghost.batch import Batch
+from dp_jax.gradients.ghost.arrays import Parts, added, as_pair, clipped
+from dp_jax.gradients.ghost.batch import Batch, rearranged
 from dp_jax.gradients.ghost.plan import Group
 from dp_jax.gradients.ghost.products import Products
-from dp_jax.gradients.norms import per_unit_norms, scaled
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from dp_jax.gradients.clipping import clipped_grad
-from dp_jax.gradients.ghost import engine as ghost
+from dp_jax.gradients.ghost.traced import trace
 
 # Fast to compile: the networks are tiny, and run once.
 QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -130,7 +130,7 @@ def moved_by_units(run: Callable[..., Any], params: Any, units: Any, keys: Any) 
 def plan_of(loss: Callable[..., Any], params: Any, units: Any, keys: Any = None) -> dict[str, str]:
   """Parameter -> "rule: how", in words, of the plan; parameters without use are left out."""
   unit, key = jax.tree.map(lambda x: x[0], (units, keys))
-  traced = ghost.trace(loss, params, unit, key)
+  traced = trace(loss, params, unit, key)
   found: dict[str, str] = {}
   for group in traced.groups:
     for root in group.roots:

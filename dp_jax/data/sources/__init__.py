@@ -1,0 +1,1 @@
+"""Random-access sources of records, one file a format."""

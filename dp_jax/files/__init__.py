@@ -1,0 +1,1 @@
+"""L0: files on disk: written whole, locked, hashed, opened only if they are ordinary ones."""

@@ -1,0 +1,1 @@
+"""The privacy noise: its sampler, its keys, and the one place that adds it."""

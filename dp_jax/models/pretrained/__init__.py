@@ -1,0 +1,1 @@
+"""Other people's weights: reading them, and what they came from."""

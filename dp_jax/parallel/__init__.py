@@ -1,0 +1,1 @@
+"""L4: several devices and several hosts as one run."""

@@ -1,0 +1,109 @@
+"""What is done with a release: evaluating it, and predicting with it, on records like its own."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dp_jax.data.records import RecordSpec
+from dp_jax.data.units import UnitLoader
+from dp_jax.evaluation.classification import evaluate, predictions
+from dp_jax.models.build import ModelSpec
+from dp_jax.files.atomic import (write_bytes)
+from dp_jax.config.run_config import (Config)
+from dp_jax.training.setup.open_data import (is_strict, open_split)
+from dp_jax.training.setup.first_records import (check_first_records)
+from dp_jax.training.setup.reading import (as_trained, check_source)
+from dp_jax.training.release import Release, load_release, run_folder
+
+
+def evaluate_release(path: Path, config: Config) -> dict[str, Any]:
+  """Evaluates a release on data.eval_split of a configuration.
+
+  Returns:
+    The metrics, if the data is declared public. Of private data only the path of the file that
+    they were written to: `private/evaluation.json` beside the release.
+  """
+  release = load_release(path)
+  sums = evaluate(
+    release.evaluator(), held_out_loader(release, config), release.spec.num_classes,
+    config.eval.microbatch_size,
+  )  # fmt: skip
+  if config.data.declared == "public":
+    return {"split": config.data.eval_split, **sums.scalars()}
+  private = run_folder(path) / "private"
+  private.mkdir(mode=0o700, exist_ok=True)
+  out = private / "evaluation.json"
+  write_bytes(out, (json.dumps(sums.details(), indent=2) + "\n").encode())
+  return {"split": config.data.eval_split, "written_to": str(out)}
+
+
+def predict_release(path: Path, config: Config, out: Path) -> None:
+  """Writes predictions for data.eval_split as CSV: index, prediction, a probability a class.
+
+  Of several labels, the prediction names those that are more likely than not, with ";" between. A
+  table needs no label columns here. The file is readable by its owner alone: predictions on private
+  records are as private as they.
+
+  Raises:
+    ValueError: if the file cannot be written.
+  """
+  release = load_release(path)
+  names = release.spec.class_names or tuple(map(str, range(release.spec.num_classes)))
+  text = io.StringIO()
+  writer = csv.writer(text, lineterminator="\n")
+  writer.writerow(["index", "prediction", *(f"probability_{name}" for name in names)])
+  loader = held_out_loader(release, config, labelled=False)
+  for indices, probabilities, units, _ in predictions(
+    release.predictor(), loader, config.eval.microbatch_size
+  ):
+    readable = units["record_mask"][:, 0]
+    for index, row, good in zip(indices, probabilities, readable, strict=False):  # then padding
+      # A malformed record has no prediction.
+      cells = [_named(release.spec, names, row), *(f"{p:.6g}" for p in row)]
+      writer.writerow([index, *(cells if good else [""] * len(cells))])
+  try:
+    write_bytes(out, text.getvalue().encode())
+  except OSError as error:
+    raise ValueError(f"cannot write {str(out)!r}: {error.strerror}.") from error
+
+
+def _named(spec: ModelSpec, names: Sequence[str], probabilities: np.ndarray) -> str:
+  if not spec.multilabel:
+    return names[int(probabilities.argmax())]
+  return ";".join(name for name, p in zip(names, probabilities, strict=True) if p > 0.5)
+
+
+def held_out_loader(release: Release, config: Config, *, labelled: bool = True) -> UnitLoader:
+  """Units of one record each, read as the model was trained.
+
+  Args:
+    release: the model.
+    config: where the records are. What it leaves out of how they are read is taken from the model.
+    labelled: False does without the labels of a table.
+
+  Raises:
+    ValueError: if it says something else of that than the model was trained with, or the records
+      are not like those; with labels, also if none of the first of them can be used.
+  """
+  spec = release.spec
+  config = as_trained(spec, config)
+  data = config.data
+  source = open_split(
+    config, data.eval_split, input_shape=spec.input_shape, class_names=spec.class_names or None,
+    labelled=labelled,
+  )  # fmt: skip
+  check_source(spec, data, source.info)
+  named = source.info.class_names
+  if named and spec.class_names and named != spec.class_names:
+    raise ValueError(f"the classes of {source.info.name} are not those of the model, in its order.")
+  record = RecordSpec(spec.input_shape, spec.num_classes, spec.value_range, spec.multilabel)
+  loader = UnitLoader(source, record, strict=is_strict(data))
+  if labelled:  # predictions say of each record themselves that there is none
+    split = f"data.eval_split={data.eval_split!r}"
+    check_first_records(loader, split, private=data.declared != "public")
+  return loader

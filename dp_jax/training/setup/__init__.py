@@ -1,0 +1,1 @@
+"""From a configuration to a run that is ready to start; nothing is written yet."""

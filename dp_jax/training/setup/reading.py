@@ -1,0 +1,187 @@
+"""How a record becomes the inputs of a model: kept with its weights, and compared where they are
+used again. Another order of columns or another range gives another model without any error.
+"""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dp_jax.config.data_config import DataConfig
+from dp_jax.config.run_config import Config
+from dp_jax.config.sections import plain
+from dp_jax.data.sources.source import Source, SourceInfo
+from dp_jax.models.build import ModelSpec
+from dp_jax.models.pretrained import weights
+
+_TABLE = ("features", "feature_ranges", "feature_defaults", "missing_indicators")
+_IMAGES = ("resize", "crop_fraction", "interpolation")
+_HF = ("label_columns", "features", "image_column")
+# What files of features say of the model that made them.
+_MADE_BY = ("weights_sha256", "preprocessing_sha256")
+# Keys of a reading that are no keys of the data section.
+_SOURCE, _SOURCE_RANGE, _FEATURES_OF, _SPLIT = (
+  "source", "value_range_of_the_source", "features_of", "held_out_by",
+)  # fmt: skip
+
+_log = logging.getLogger(__name__)
+
+
+def reading_of(config: Config, source: Source) -> dict[str, Any]:
+  """How records become inputs, as JSON values: declared, or of the format; nothing of records."""
+  data, info = config.data, source.info
+  found: dict[str, Any] = {_SOURCE: data.source, _SOURCE_RANGE: list(info.value_range)}
+  found |= {name: getattr(data, name) for name in _keys(data)}
+  if found.get("features") and data.source == "csv" and data.feature_defaults is None:
+    found["feature_defaults"] = [(low + high) / 2 for low, high in data.feature_ranges or ()]
+  if made_by := _made_by(info):
+    found[_FEATURES_OF] = made_by
+  if data.eval_fraction is not None:
+    found[_SPLIT] = _split(config)
+  return dict(plain({name: value for name, value in found.items() if value is not None}))
+
+
+def image_facts(data: DataConfig) -> dict[str, Any]:
+  """How images are decoded, for the statement; empty where none are."""
+  return {name: getattr(data, name) for name in _IMAGES} if _decodes(data) else {}
+
+
+def as_trained(spec: ModelSpec, config: Config) -> Config:
+  """The configuration with the reading of a model in the place of what it leaves at the default.
+
+  Args:
+    spec: of the model.
+    config: says where the records are.
+
+  Raises:
+    ValueError: if it says anything else than the model was trained with, naming each difference.
+  """
+  data, known = config.data, spec.reading
+  if not known:
+    _log.warning(
+      "warning: these weights do not say how records became their inputs (they were written before"
+      " that was kept): that the configuration says the same as in training is not checked"
+    )
+  wanted = {name: known[name] for name in _keys(data) if name in known}
+  if data.source == "csv" and spec.class_names and not spec.multilabel:
+    wanted.setdefault("class_names", list(spec.class_names))
+  shape = {name: getattr(spec, name) for name in ("input_shape", "num_classes", "value_range")}
+  problems, taken = [], {}
+  for name, value in plain({**wanted, **shape}).items():
+    given, default = plain(getattr(data, name)), plain(getattr(DataConfig, name, None))
+    if given == default:
+      taken[name] = value
+    elif given != value:
+      problems.append(f"data.{name} is {given}, and was {value} in training")
+  if problems:
+    raise ValueError(
+      f"the configuration does not read records as the model was trained: {'; '.join(problems)}."
+      " Leave these keys out: they are taken from the model."
+    )
+  for warning in _unlike(known, config):
+    _log.warning("warning: %s", warning)
+  # The shapes are checked by those who open the data.
+  new = {name: _tuples(value) for name, value in taken.items() if name in wanted}
+  return dataclasses.replace(config, data=dataclasses.replace(data, **new))
+
+
+def check_source(spec: ModelSpec, data: DataConfig, info: SourceInfo) -> None:
+  """Refuses records of another scale, or made by another model, than those of training.
+
+  Raises:
+    ValueError: names both.
+  """
+  there = spec.reading.get(_SOURCE_RANGE)
+  if data.value_range is None and there is not None and list(info.value_range) != list(there):
+    raise ValueError(
+      f"{info.name} has values of the range {list(info.value_range)}, and the model was trained on"
+      f" a source of the range {there}: bring them to that range."
+    )
+  _check_made_by(f"{info.name} was", _made_by(info), spec.reading.get(_FEATURES_OF, {}))
+
+
+def starting_warnings(config: Config, source: Source) -> tuple[str, ...]:
+  """Of model.weights: warns of images that were decoded otherwise.
+
+  Raises:
+    ValueError: if they were trained on other columns, on other ranges of them, or on features of
+      another model.
+  """
+  if config.model.weights is None:
+    return ()
+  there = weights.load(Path(config.model.weights))[0].reading
+  here = reading_of(config, source)
+  both = [name for name in (*_TABLE, *_IMAGES) if name in here and name in there]
+  unlike = {
+    name: f"data.{name} is {here[name]}, and was {there[name]} for {config.model.weights!r}"
+    for name in both
+    if here[name] != there[name]
+  }
+  fatal = [text for name, text in unlike.items() if name in _TABLE]
+  if fatal:
+    raise ValueError(
+      f"model.weights were trained on other inputs: {'; '.join(fatal)}. Declare the same, or start"
+      " from other weights."
+    )
+  what = f"the features of model.weights={config.model.weights!r} were"
+  _check_made_by(what, there.get(_FEATURES_OF, {}), here.get(_FEATURES_OF, {}))
+  return tuple(text for name, text in unlike.items() if name in _IMAGES)
+
+
+def _check_made_by(what: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
+  for name in _MADE_BY:
+    if here.get(name) and there.get(name) and here[name] != there[name]:
+      raise ValueError(
+        f"{what} made with {name} {here[name]}, not {there[name]} as in training: features of"
+        " another model mean something else. Extract them with the same one."
+      )
+
+
+def _unlike(known: Mapping[str, Any], config: Config) -> list[str]:
+  """What cannot be taken from a model, and may be meant."""
+  data, found = config.data, []
+  if known.get("features") and known.get(_SOURCE) == "csv" != data.source:
+    found.append(
+      f"the model was trained on columns of a table, in the order {', '.join(known['features'])}:"
+      f" that the source {data.source} holds these, scaled alike, is not checked"
+    )
+  split = known.get(_SPLIT)
+  if split is not None and data.eval_fraction is not None and plain(_split(config)) != split:
+    found.append(
+      f"data.eval_split={data.eval_split!r} is another part of the units than training left out"
+      f" (data.eval_fraction, data.seed and privacy.unit were {split}): of the same file, it holds"
+      " records that the model was trained on"
+    )
+  return found
+
+
+def _keys(data: DataConfig) -> tuple[str, ...]:
+  """Keys of the data section that say how this source's records become inputs and labels."""
+  of_source: tuple[str, ...] = ()
+  if data.source == "csv":
+    table = () if data.image_column is not None else _TABLE
+    of_source = ("label_columns", "class_names", *table)
+  elif data.source == "hf":
+    of_source = _HF
+  elif data.source == "folder":
+    of_source = ("class_names",)
+  return (*of_source, *(_IMAGES if _decodes(data) else ()))
+
+
+def _decodes(data: DataConfig) -> bool:
+  if data.source == "hf":
+    return data.features is None
+  return data.source == "folder" or (data.source == "csv" and data.image_column is not None)
+
+
+def _made_by(info: SourceInfo) -> dict[str, str]:
+  return {name: str(info.origin[name]) for name in _MADE_BY if info.origin.get(name)}
+
+
+def _split(config: Config) -> list[Any]:
+  return [config.data.eval_fraction, config.data.seed, config.privacy.unit]
+
+
+def _tuples(value: Any) -> Any:
+  return tuple(map(_tuples, value)) if isinstance(value, list) else value
