@@ -17,6 +17,7 @@ from absl import logging as absl_logging
 from dp_jax.commands import compare, features, mechanisms, overrides, runs, sweep
 from dp_jax.config.features_config import FeaturesConfig
 from dp_jax.config.run_config import Config
+from dp_jax.errors import UserError
 from dp_jax.parallel.stopping import Stopped
 
 _TRACEBACK = "DP_JAX_TRACEBACK"
@@ -77,9 +78,9 @@ def _parse(values: flags.FlagValues, name: str, argv: list[str]) -> list[str]:
   try:
     return values([name, *argv])[1:]
   except KeyError as error:
-    raise ValueError(f"the configuration has no key {error}.") from error
+    raise UserError(f"the configuration has no key {error}.") from error
   except (flags.Error, AttributeError, TypeError, ImportError, OSError) as error:
-    raise ValueError(f"{error} (see dp-jax {name} --help)") from error
+    raise UserError(f"{error} (see dp-jax {name} --help)") from error
   finally:
     sys.argv = program
 

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 # Folders that stand on one line may import each other, as long as no cycle of modules comes of it.
 LAYERS = (
-  ("files",),
+  ("errors", "files"),
   ("privacy",),
   ("gradients",),
   ("models", "data", "tasks", "solvers"),
@@ -24,6 +24,7 @@ LAYERS = (
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 FORBIDDEN = {
+  "errors": ("jax",),
   "files": ("jax", "flax", "optax", "orbax"),
   "privacy": ("jax", "flax", "optax", "orbax"),
   "statement": ("jax", "flax", "optax", "orbax"),

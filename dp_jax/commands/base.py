@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from absl import flags
 
 from dp_jax.commands.overrides import UNSET, unset
+from dp_jax.errors import UserError
 
 
 class Command(NamedTuple):
@@ -28,7 +29,7 @@ class Command(NamedTuple):
 def one_argument(arguments: list[str], what: str) -> Path:
   """The only argument, as a path; ValueError if there is none or more."""
   if len(arguments) != 1:
-    raise ValueError(f"give one {what}, got {len(arguments)}: {arguments}.")
+    raise UserError(f"give one {what}, got {len(arguments)}: {arguments}.")
   return Path(arguments[0])
 
 
@@ -53,11 +54,11 @@ def config_of(values: flags.FlagValues, kind: Any = None) -> Any:
   from dp_jax.config.run_config import Config
 
   if values["config"].value is None:
-    raise ValueError("give --config=FILE, for example --config=configs/digits.py.")
+    raise UserError("give --config=FILE, for example --config=configs/digits.py.")
   try:
     content = values["config"].value.to_dict()
   except OSError as error:  # ml_collections keeps the failure to load until the first use
-    raise ValueError(f"cannot load the config file: {str(error).splitlines()[-1]}") from error
+    raise UserError(f"cannot load the config file: {str(error).splitlines()[-1]}") from error
   unset(content, values[UNSET].value or [])
   return (kind or Config).from_dict(content)
 
@@ -80,7 +81,7 @@ def ledger_budget(values: flags.FlagValues, config: Any) -> Any:
   if epsilon is None and delta is None:
     return None
   if epsilon is None or delta is None:
-    raise ValueError("--ledger_epsilon and --ledger_delta go together.")
+    raise UserError("--ledger_epsilon and --ledger_delta go together.")
   return PrivacySpec(epsilon, delta, config.privacy.unit, config.privacy.adjacency)
 
 

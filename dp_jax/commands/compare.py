@@ -6,6 +6,7 @@ from pathlib import Path
 from absl import flags
 
 from dp_jax.commands.base import Command
+from dp_jax.errors import UserError
 
 
 def _define(values: flags.FlagValues) -> None:
@@ -24,10 +25,10 @@ def _compare(values: flags.FlagValues, arguments: list[str]) -> int:
   from dp_jax.runs.compare import compare_runs
 
   if len(arguments) != 2:
-    raise ValueError(f"give RUN_PRIVATE and RUN_PLAIN, got {len(arguments)}: {arguments}.")
+    raise UserError(f"give RUN_PRIVATE and RUN_PLAIN, got {len(arguments)}: {arguments}.")
   groups = [name for name in values["groups"].value or [] if name]
   if not groups:
-    raise ValueError("give --groups=COLUMN[,COLUMN ...], for example --groups=sex,age.")
+    raise UserError("give --groups=COLUMN[,COLUMN ...], for example --groups=sex,age.")
   first, second = map(Path, arguments)
   outcome = compare_runs(first, second, groups, values["metrics"].value or ())
   shown = {"written_to": str(outcome.path)}

@@ -7,6 +7,7 @@ from pathlib import Path
 from absl import flags
 
 from dp_jax.commands.base import Command, config_of, define_config, define_hosts, join_hosts
+from dp_jax.errors import UserError
 
 
 def _define(values: flags.FlagValues) -> None:
@@ -18,19 +19,19 @@ def _define(values: flags.FlagValues) -> None:
 
 def _features(values: flags.FlagValues, arguments: list[str]) -> int:
   from dp_jax.config.features_config import FeaturesConfig
-  from dp_jax.parallel.hosts import is_first, together
+  from dp_jax.parallel.hosts import is_process_0, on_all_hosts
   from dp_jax.runs.extract_features import extract_features
 
   if arguments or not values["out"].value:
-    raise ValueError(f"give --out=DIR and no arguments (got {arguments}).")
+    raise UserError(f"give --out=DIR and no arguments (got {arguments}).")
   out = Path(values["out"].value)
   join_hosts(values)
   # Joined hosts leave SIGTERM to jax, which would let them go on. A shard is whole or not there, so
   # nothing is lost by ending at once.
   signal.signal(signal.SIGTERM, signal.SIG_DFL)
-  config = together(lambda: config_of(values, FeaturesConfig))
+  config = on_all_hosts(lambda: config_of(values, FeaturesConfig))
   manifest = extract_features(config, out)
-  if not is_first():
+  if not is_process_0():
     return 0
   splits = manifest["splits"]
   private = manifest["origin"]["declared"] == "private"  # then the number of records is not public

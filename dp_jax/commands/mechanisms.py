@@ -8,6 +8,7 @@ from typing import Any
 from absl import flags
 
 from dp_jax.commands.base import Command
+from dp_jax.errors import UserError
 
 _log = logging.getLogger(__name__)
 
@@ -72,11 +73,11 @@ def _epsilon(values: flags.FlagValues, arguments: list[str]) -> int:
 def _needed(values: flags.FlagValues, arguments: list[str], *needed: str) -> dict[str, Any]:
   """All flags by name; ValueError if one of `needed` was not given."""
   if arguments:
-    raise ValueError(f"unexpected arguments {arguments}.")
+    raise UserError(f"unexpected arguments {arguments}.")
   given = {name: values[name].value for name in dir(values)}
   missing = [f"--{name}" for name in needed if given[name] is None]
   if missing:
-    raise ValueError(f"give {', '.join(missing)}.")
+    raise UserError(f"give {', '.join(missing)}.")
   return given
 
 
@@ -99,10 +100,10 @@ def _sampling(values: flags.FlagValues) -> Any:
   given = {flag: values[flag].value for flag in everything if values[flag].value is not None}
   missing = [f"--{flag}" for flag in wanted if flag not in given]
   if missing:
-    raise ValueError(f"--sampling={name} needs {' and '.join(missing)}.")
+    raise UserError(f"--sampling={name} needs {' and '.join(missing)}.")
   extra = [f"--{flag}" for flag in given if flag not in wanted]
   if extra:
-    raise ValueError(f"--sampling={name} does not use {' and '.join(extra)}; leave it out.")
+    raise UserError(f"--sampling={name} does not use {' and '.join(extra)}; leave it out.")
   return sampling_from_dict({"name": name, **{wanted[flag]: given[flag] for flag in wanted}})
 
 
@@ -184,11 +185,11 @@ def _plan(values: flags.FlagValues, arguments: list[str]) -> int:
 def _budget(given: dict[str, Any]) -> float:
   """Units processed over the run."""
   if (given["epochs"] is None) == (given["steps"] is None and given["batch"] is None):
-    raise ValueError("give the compute as --epochs, or as --steps and --batch.")
+    raise UserError("give the compute as --epochs, or as --steps and --batch.")
   if given["epochs"] is not None:
     return given["epochs"] * given["num_units"]
   if given["steps"] is None or given["batch"] is None:
-    raise ValueError("--steps and --batch go together: the compute is steps x batch.")
+    raise UserError("--steps and --batch go together: the compute is steps x batch.")
   return float(given["steps"] * given["batch"])
 
 
@@ -196,7 +197,7 @@ def _batches(texts: list[str] | None) -> list[int] | None:
   try:
     return None if texts is None else [int(text) for text in texts]
   except ValueError as error:
-    raise ValueError(f"--batches={','.join(texts or [])} must be whole numbers.") from error
+    raise UserError(f"--batches={','.join(texts or [])} must be whole numbers.") from error
 
 
 COMMANDS = {

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dp_jax.config.sections import LEFT_OUT
+from dp_jax.errors import UserError
 
 UNSET = "unset_key"
 _PREFIX = "config."
@@ -44,7 +45,7 @@ def rewrite(argv: Sequence[str], kinds: Sequence[Any]) -> list[str]:
     result = [each for each in result if each != f"--{UNSET}={key}"]
     if value.strip().lower() == "none" and not hint.says_none:
       if not hint.optional:
-        raise ValueError(f"--{_PREFIX}{key}=none: this key cannot be unset; give it a value.")
+        raise UserError(f"--{_PREFIX}{key}=none: this key cannot be unset; give it a value.")
       result.append(f"--{UNSET}={key}")
     else:
       result.append(f"--{_PREFIX}{key}={_names(value) if hint.is_names else value}")

@@ -16,6 +16,7 @@ from dp_jax.commands.base import (
   ledger_budget,
   one_argument,
 )
+from dp_jax.errors import UserError
 
 
 def _define_train(values: flags.FlagValues) -> None:
@@ -31,13 +32,13 @@ def _define_train(values: flags.FlagValues) -> None:
 
 
 def _train(values: flags.FlagValues, arguments: list[str]) -> int:
-  from dp_jax.parallel.hosts import is_first, together
+  from dp_jax.parallel.hosts import is_process_0, on_all_hosts
   from dp_jax.training.run import train
 
   if arguments or not values["workdir"].value:
-    raise ValueError(f"give --workdir=DIR and no arguments (got {arguments}).")
+    raise UserError(f"give --workdir=DIR and no arguments (got {arguments}).")
   join_hosts(values)
-  config = together(lambda: config_of(values))
+  config = on_all_hosts(lambda: config_of(values))
   result = train(
     config,
     Path(values["workdir"].value),
@@ -45,7 +46,7 @@ def _train(values: flags.FlagValues, arguments: list[str]) -> int:
     ledger_file=_path(values, "ledger"),
     ledger_budget=ledger_budget(values, config),
   )
-  if is_first():
+  if is_process_0():
     print(result.summary())
     if values["json"].value:
       print(json.dumps(result.to_dict()))
@@ -90,7 +91,7 @@ def _report(values: flags.FlagValues, arguments: list[str]) -> int:
   for item in values["compare"].value or []:
     label, separator, folder = item.partition("=")
     if not separator or not label or not folder:
-      raise ValueError(f"--compare={item!r} is not LABEL=DIR.")
+      raise UserError(f"--compare={item!r} is not LABEL=DIR.")
     compare[label] = Path(folder)
   workdir, asked = one_argument(arguments, "work directory"), bool(values["include_private"].value)
   print(render_report(workdir, compare, include_private=asked))
@@ -121,12 +122,12 @@ def _evaluate(values: flags.FlagValues, arguments: list[str]) -> int:
     from dp_jax.runs.release_metrics import release_accuracy
 
     if None in given:
-      raise ValueError(
+      raise UserError(
         "--release_metrics needs --release_epsilon, --release_delta and --ledger=FILE."
       )
     metrics = release_accuracy(path, config, given[0], given[1], Path(given[2]))
   elif any(value is not None for value in given):
-    raise ValueError("--release_epsilon, --release_delta and --ledger go with --release_metrics.")
+    raise UserError("--release_epsilon, --release_delta and --ledger go with --release_metrics.")
   else:
     metrics = evaluate_release(path, config)
   if values["json"].value:
@@ -145,7 +146,7 @@ def _predict(values: flags.FlagValues, arguments: list[str]) -> int:
   from dp_jax.runs.using import predict_release
 
   if not values["out"].value:
-    raise ValueError("give --out=FILE.csv.")
+    raise UserError("give --out=FILE.csv.")
   out = Path(values["out"].value)
   predict_release(one_argument(arguments, "release folder"), config_of(values), out)
   print(out)

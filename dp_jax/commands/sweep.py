@@ -12,6 +12,7 @@ from dp_jax.commands.base import (
   define_ledger,
   ledger_budget,
 )
+from dp_jax.errors import UserError
 
 
 def _define(values: flags.FlagValues) -> None:
@@ -32,7 +33,7 @@ def _sweep(values: flags.FlagValues, arguments: list[str]) -> int:
   from dp_jax.runs.sweep import sweep
 
   if arguments or not values["workdir"].value:
-    raise ValueError(f"give --workdir=DIR and no arguments (got {arguments}).")
+    raise UserError(f"give --workdir=DIR and no arguments (got {arguments}).")
   seeds, groups = values["seeds"].value, values["groups"].value or []
   config = config_of(values)
   outcome = sweep(
@@ -58,7 +59,7 @@ def _epsilons(texts: list[str] | None) -> list[float]:
   try:
     return [float(text) for text in texts or []]
   except ValueError as error:
-    raise ValueError(f"--epsilons={','.join(texts or [])} must be numbers.") from error
+    raise UserError(f"--epsilons={','.join(texts or [])} must be numbers.") from error
 
 
 COMMANDS = {

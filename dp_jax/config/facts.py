@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from dp_jax.config.data_config import DataConfig
+from dp_jax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +52,7 @@ class FactsConfig:
       return data.declared
     if not self.hold(data):
       about = self.source if self.sha256 is None else f"a file of sha256 {self.sha256[:16]}..."
-      raise ValueError(
+      raise UserError(
         f"this configuration declares {about} to be {self.declared}, and"
         f" data.source={data.source!r}, data.path={data.path!r} are other data: say"
         " --config.data.declared=private, or public if everything about them may be shown."

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from dp_jax.config.data_config import DataConfig
 from dp_jax.config.sections import from_mapping, plain
+from dp_jax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +67,13 @@ class FeaturesConfig:
     """
     config = from_mapping(cls, values, "config")
     if not config.data.source:
-      raise ValueError("data.source='' must name a source.")
+      raise UserError("data.source='' must name a source.")
     if not config.privacy.unit:
-      raise ValueError("privacy.unit='' must name a column.")
+      raise UserError("privacy.unit='' must name a column.")
     for name in ("microbatch_size", "records_per_shard"):
       value = getattr(config.backbone, name)
       if value < 1:
-        raise ValueError(f"backbone.{name}={value} must be at least 1.")
+        raise UserError(f"backbone.{name}={value} must be at least 1.")
     return config
 
   @property

@@ -8,6 +8,7 @@ from dp_jax.config.data_config import DataConfig, data_checks
 from dp_jax.config.facts import FactsConfig
 from dp_jax.config.sections import from_mapping, plain
 from dp_jax.config.solver_config import SolverConfig, solver_checks
+from dp_jax.errors import UserError
 from dp_jax.gradients.clipping import MEMORY_BUDGET
 from dp_jax.privacy.spec import AccountantName, Adjacency
 
@@ -235,7 +236,7 @@ def _check(config: Config) -> None:
   """Ranges that the types do not say. What privacy must satisfy is checked by dp_jax.privacy."""
   train, positive = config.train, "must be at least 1"
   if (train.steps is None) == (train.epochs is None):
-    raise ValueError(
+    raise UserError(
       f"train.steps={train.steps} and train.epochs={train.epochs}: set exactly one of them; what a"
       " file sets is unset by --config.train.steps=none."
     )
@@ -282,4 +283,4 @@ def _check(config: Config) -> None:
     *solver_checks(config.solver, config),
   ]:
     if not holds:
-      raise ValueError(f"{name}={value!r} {what}.")
+      raise UserError(f"{name}={value!r} {what}.")

@@ -9,6 +9,8 @@ import typing
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from dp_jax.errors import UserError
+
 # Metadata of a field: None leaves it out, though it is never None itself.
 LEFT_OUT = "left_out"
 
@@ -36,7 +38,7 @@ def from_mapping(cls: Any, values: Mapping[str, Any], where: str) -> Any:
     if key not in hints:
       close = difflib.get_close_matches(key, hints, 1)
       hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(hints)}."
-      raise ValueError(f"unknown key {where}.{key}{hint}")
+      raise UserError(f"unknown key {where}.{key}{hint}")
   left_out = {each.name for each in dataclasses.fields(cls) if each.metadata.get(LEFT_OUT)}
   return cls(
     **{
@@ -51,7 +53,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
   """The value as the type that the field declares, or a ValueError that names the field."""
   if dataclasses.is_dataclass(hint):
     if not isinstance(value, Mapping):
-      raise ValueError(f"{where} must be a section, got {value!r}.")
+      raise UserError(f"{where} must be a section, got {value!r}.")
     return from_mapping(hint, value, where)
   origin, args = typing.get_origin(hint), typing.get_args(hint)
   if origin in (types.UnionType, typing.Union):
@@ -61,11 +63,11 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     return _convert(hint, value, where)
   if origin is Literal:
     if value not in args:
-      raise ValueError(f"{where}={value!r} is not one of {', '.join(map(repr, args))}.")
+      raise UserError(f"{where}={value!r} is not one of {', '.join(map(repr, args))}.")
     return value
   if origin is tuple:
     if not isinstance(value, list | tuple):
-      raise ValueError(f"{where} must be a sequence, got {value!r}.")
+      raise UserError(f"{where} must be a sequence, got {value!r}.")
     return tuple(_convert(args[0], item, where) for item in value)
   return _convert_scalar(hint, value, where)
 
@@ -75,10 +77,10 @@ def _convert_scalar(hint: type, value: Any, where: str) -> Any:
   is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
   if hint is float and is_number:
     if not math.isfinite(value):
-      raise ValueError(f"{where} must be finite, got {value!r}.")
+      raise UserError(f"{where} must be finite, got {value!r}.")
     return float(value)
   if hint is int and is_number and math.isfinite(value) and value == int(value):
     return int(value)
   if hint in (bool, str) and isinstance(value, hint):
     return value
-  raise ValueError(f"{where} must be {hint.__name__}, got {value!r}.")
+  raise UserError(f"{where} must be {hint.__name__}, got {value!r}.")

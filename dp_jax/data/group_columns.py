@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dp_jax.errors import UserError
+
 MISSING = "missing"
 
 
@@ -24,7 +26,7 @@ def bands(values: np.ndarray, cuts: Sequence[float], name: str = "column") -> np
     ValueError: if the cut points do not ascend, or there are some and no value is a number.
   """
   if list(cuts) != sorted(set(cuts)):
-    raise ValueError(f"the cut points of {name!r} must ascend, not {tuple(cuts)}")
+    raise UserError(f"the cut points of {name!r} must ascend, not {tuple(cuts)}")
   if values.dtype.kind in "SUO":
     text = values.astype(str)
   else:
@@ -51,7 +53,7 @@ def _bands(text: np.ndarray, cuts: Sequence[float], name: str) -> np.ndarray:
   # One value that is no number is missing; a column of no numbers at all is a mistake.
   numbers = to_numbers(text)
   if len(numbers) and np.isnan(numbers).all():
-    raise ValueError(f"column {name!r} has cut points but holds no numbers")
+    raise UserError(f"column {name!r} has cut points but holds no numbers")
   ends = [f"{cut:g}" for cut in cuts]
   between = [f"{low} to {high}" for low, high in itertools.pairwise(ends)]
   labels = np.array([f"below {ends[0]}", *between, f"{ends[-1]} and above"])

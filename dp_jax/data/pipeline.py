@@ -18,6 +18,7 @@ import numpy as np
 
 from dp_jax.data.sources.source import SourceInfo
 from dp_jax.data.units import UnitLoader
+from dp_jax.errors import UserError
 
 
 class Microbatch(NamedTuple):
@@ -106,7 +107,7 @@ class Pipeline:
       ValueError: if workers or prefetch is below 1.
     """
     if workers < 1 or prefetch < 1:
-      raise ValueError(f"workers={workers} and prefetch={prefetch} must be at least 1")
+      raise UserError(f"workers={workers} and prefetch={prefetch} must be at least 1")
     # Imported here, since it takes a second, and data in memory does without.
     import grain
 

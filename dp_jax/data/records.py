@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dp_jax.data.sources.source import Record, RecordError, Source, Unlabelled
+from dp_jax.errors import UserError
 
 # How many records `check_records` asks for at once.
 _CHECK_CHUNK = 1024
@@ -35,13 +36,13 @@ class RecordSpec:
   def __post_init__(self) -> None:
     """Refuses a spec that no record could meet."""
     if len(self.input_shape) not in (1, 3) or min(self.input_shape) < 1:
-      raise ValueError(
+      raise UserError(
         f"input_shape must be (height, width, channels) or (features,), not {self.input_shape}"
       )
     if self.num_classes < 1:
-      raise ValueError(f"num_classes must be at least 1, not {self.num_classes}")
+      raise UserError(f"num_classes must be at least 1, not {self.num_classes}")
     if not self.value_range[0] < self.value_range[1]:
-      raise ValueError(f"value_range must be (low, high) with low < high, not {self.value_range}")
+      raise UserError(f"value_range must be (low, high) with low < high, not {self.value_range}")
 
   def no_labels(self, *shape: int) -> np.ndarray:
     """Labels of padding: int32[*shape], or float32[*shape, num_classes] if multilabel."""
@@ -87,7 +88,7 @@ def check_records(source: Source, spec: RecordSpec, *, show: bool = True) -> Non
     *_, problems = read_records(source, indices, spec)
     if problems:
       index = min(problems)
-      raise ValueError(complaint(source, index, problems[index], show=show))
+      raise UserError(complaint(source, index, problems[index], show=show))
 
 
 def complaint(source: Source, index: int, problem: str, *, show: bool) -> str:

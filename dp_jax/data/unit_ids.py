@@ -16,6 +16,7 @@ from collections.abc import Hashable, Iterable, Sequence
 import numpy as np
 
 from dp_jax.data.sources.source import DataError
+from dp_jax.errors import UserError
 
 # One id a record, all strings or all numbers; an array, or a sequence of Python values.
 Ids = Sequence[Hashable] | np.ndarray
@@ -152,7 +153,7 @@ def _texts(values: list) -> np.ndarray:
 def _numbers(values: list, nan: set[int]) -> np.ndarray:
   array = np.array([0 if i in nan else v for i, v in enumerate(values)])
   if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and np.abs(array).max() >= 2**53):
-    raise ValueError("unit ids are numbers too large to tell apart; give them as strings")
+    raise UserError("unit ids are numbers too large to tell apart; give them as strings")
   if nan:
     array = array.astype(np.float64)
     array[list(nan)] = np.nan

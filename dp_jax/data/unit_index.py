@@ -9,6 +9,7 @@ import numpy as np
 from dp_jax.data.group_columns import to_numbers
 from dp_jax.data.sources.absent import ABSENT_IDS, absent
 from dp_jax.data.unit_ids import Ids, as_array, look_alike
+from dp_jax.errors import UserError
 
 _NO_ID = "has no unit id, so it belongs to no unit"
 _NOT_LISTED = "belongs to no unit on the list"
@@ -92,7 +93,7 @@ class UnitIndex:
       num_units = len(listed)
       codes[~missing] = _positions(ids[~missing], listed)
     if not num_units:
-      raise ValueError("there are no units: no record has a unit id")
+      raise UserError("there are no units: no record has a unit id")
     reasons = {int(i): _NO_ID for i in np.flatnonzero(missing)}
     reasons |= {int(i): _NOT_LISTED for i in np.flatnonzero((codes < 0) & ~missing)}
     members, num_cut = _cut(codes, num_units, max_records_per_unit)
@@ -128,10 +129,10 @@ def _cut(codes: np.ndarray, num_units: int, slots: int) -> tuple[np.ndarray, int
 def _listed(units: Ids) -> np.ndarray:
   listed, missing, _ = as_array(units, "entry")
   if missing.any():
-    raise ValueError(f"entry {int(missing.argmax())} of units is empty")
+    raise UserError(f"entry {int(missing.argmax())} of units is empty")
   differing = len(np.unique(listed))
   if differing != len(listed):
-    raise ValueError(f"units lists {len(listed)} ids, of which {differing} differ")
+    raise UserError(f"units lists {len(listed)} ids, of which {differing} differ")
   return listed
 
 
@@ -140,7 +141,7 @@ def _positions(ids: np.ndarray, listed: np.ndarray) -> np.ndarray:
   if not len(listed) or not len(ids):
     return np.full(len(ids), -1, np.int64)
   if (ids.dtype.kind in "US") != (listed.dtype.kind in "US"):
-    raise ValueError(f"the ids of records are {ids.dtype}, those of units {listed.dtype}")
+    raise UserError(f"the ids of records are {ids.dtype}, those of units {listed.dtype}")
   order = np.argsort(listed)
   at = np.minimum(np.searchsorted(listed, ids, sorter=order), len(listed) - 1)
   found = order[at]

@@ -10,6 +10,7 @@ from dp_jax.data.records import RecordSpec, aligned_empty, complaint, read_recor
 from dp_jax.data.sources.source import Source, SourceInfo
 from dp_jax.data.unit_ids import Ids
 from dp_jax.data.unit_index import UnitIndex
+from dp_jax.errors import UserError
 
 Strict = bool | Literal["quiet"]
 
@@ -58,18 +59,18 @@ class UnitLoader:
     """
     info = source.info
     if max_records_per_unit < 1:
-      raise ValueError(f"max_records_per_unit must be at least 1, not {max_records_per_unit}")
+      raise UserError(f"max_records_per_unit must be at least 1, not {max_records_per_unit}")
     if info.input_shape is not None and tuple(info.input_shape) != tuple(spec.input_shape):
-      raise ValueError(
+      raise UserError(
         f"{info.name} has images of shape {info.input_shape}, but {spec.input_shape} is declared"
       )
     if info.num_classes is not None and info.num_classes != spec.num_classes:
-      raise ValueError(
+      raise UserError(
         f"{info.name} has {info.num_classes} classes, but {spec.num_classes} are declared"
       )
     if info.multilabel != spec.multilabel:
       kinds = ("one label a record", "several labels a record")
-      raise ValueError(
+      raise UserError(
         f"{info.name} has {kinds[info.multilabel]}, but {kinds[spec.multilabel]} are declared"
       )
     self._source = source
@@ -156,9 +157,9 @@ class UnitLoader:
     """
     indices = np.asarray(indices, np.int64)
     if indices.ndim != 1 or len(indices) > size:
-      raise ValueError(f"cannot load indices of shape {indices.shape} into a batch of {size}")
+      raise UserError(f"cannot load indices of shape {indices.shape} into a batch of {size}")
     if len(indices) and not (indices.min() >= 0 and indices.max() < self.num_units):
-      raise ValueError(
+      raise UserError(
         f"units {indices.min()}..{indices.max()} asked for, but there are {self.num_units}"
       )
     slots = self.max_records_per_unit
@@ -180,7 +181,7 @@ class UnitLoader:
     """Remembers malformed records, or refuses them."""
     if problems and self._strict:
       index = min(problems)
-      raise ValueError(complaint(self._source, index, problems[index], show=self._strict is True))
+      raise UserError(complaint(self._source, index, problems[index], show=self._strict is True))
     self._bad_records.update(problems)
 
 
@@ -193,10 +194,10 @@ def _unit_index(
 ) -> UnitIndex:
   if unit_ids is None:
     if units is not None:
-      raise ValueError("units are given without unit_ids; give both, or neither")
+      raise UserError("units are given without unit_ids; give both, or neither")
     return UnitIndex.of_records(num_records, slots)
   if len(unit_ids) != num_records:
-    raise ValueError(f"{len(unit_ids)} unit_ids for {num_records} records")
+    raise UserError(f"{len(unit_ids)} unit_ids for {num_records} records")
   return UnitIndex.from_ids(unit_ids, slots, units, missing_values)
 
 

@@ -17,6 +17,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from dp_jax.errors import UserError
+
 Augment = Literal["none", "pad_mirror_crop_flip", "random_resized_crop"]
 
 PAD = 4
@@ -49,20 +51,20 @@ class Views:
       ValueError: naming the setting.
     """
     if self.count < 1:
-      raise ValueError(f"data.views={self.count} must be at least 1")
+      raise UserError(f"data.views={self.count} must be at least 1")
     if self.augment == "none":
       if self.count > 1:
-        raise ValueError(f"data.views={self.count} would all be the same: set data.augment")
+        raise UserError(f"data.views={self.count} would all be the same: set data.augment")
       return
     if len(input_shape) != 3:
-      raise ValueError(f"data.augment={self.augment!r} is for images, not inputs {input_shape}")
+      raise UserError(f"data.augment={self.augment!r} is for images, not inputs {input_shape}")
     if self.augment == "pad_mirror_crop_flip" and min(input_shape[:2]) <= PAD:
-      raise ValueError(
+      raise UserError(
         f"data.augment={self.augment!r} mirrors {PAD} pixels, so images must be larger than"
         f" {input_shape[:2]}"
       )
     if not 0 < self.min_crop_area <= 1:
-      raise ValueError(f"data.min_crop_area={self.min_crop_area} must be above 0 and at most 1")
+      raise UserError(f"data.min_crop_area={self.min_crop_area} must be above 0 and at most 1")
 
   def expand(self, unit: dict[str, Any], key: jax.Array) -> dict[str, Any]:
     """A unit with each record replaced by its views.

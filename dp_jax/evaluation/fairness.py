@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dp_jax.errors import UserError
 from dp_jax.evaluation import bootstrap
 from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.evaluation.disclosure import suppressed
@@ -161,7 +162,7 @@ def measure(
   check_metrics([metric], first)
   check_same_records(tables)
   if not len(first.label):
-    raise ValueError("there are no predictions to evaluate: no record could be read.")
+    raise UserError("there are no predictions to evaluate: no record could be read.")
   parts = partitions(first, columns, class_names)
   present, units = np.unique(first.unit, return_inverse=True)
   counts = unit_counts(parts, units)

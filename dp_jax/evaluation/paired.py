@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from dp_jax.errors import UserError
 from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.evaluation.intervals import Z, wilson
 from dp_jax.evaluation.predictions import PredictionTable, check_same_records
@@ -31,7 +32,7 @@ def accuracy_difference(first: PredictionTable, second: PredictionTable) -> Inte
   differences, sizes = np.bincount(units, gained), np.bincount(units, counted)
   num_units, total = len(sizes), sizes.sum()
   if num_units < 2 or not total:
-    raise ValueError(f"{num_units} units give no interval.")
+    raise UserError(f"{num_units} units give no interval.")
   mean = differences.sum() / total
   spread = np.square(differences - mean * sizes).sum() * num_units / (num_units - 1)
   half = Z * float(np.sqrt(spread)) / total

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from scipy.special import expit
 
+from dp_jax.errors import UserError
 from dp_jax.evaluation.scores import ranking_metrics
 
 _GROUP = "group:"
@@ -181,9 +182,9 @@ def load_predictions(path: Path) -> PredictionTable:
     groups = {k.removeprefix(_GROUP): arrays.pop(k) for k in [*arrays] if k.startswith(_GROUP)}
     return PredictionTable(**arrays, groups=groups, about=about)
   except OSError as error:
-    raise ValueError(f"cannot read predictions {str(path)!r}: {error.strerror or error}") from error
+    raise UserError(f"cannot read predictions {str(path)!r}: {error.strerror or error}") from error
   except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-    raise ValueError(f"{str(path)!r} holds no predictions: {error}") from error
+    raise UserError(f"{str(path)!r} holds no predictions: {error}") from error
 
 
 def check_same_data(tables: Sequence[PredictionTable]) -> None:
@@ -196,13 +197,13 @@ def check_same_data(tables: Sequence[PredictionTable]) -> None:
   for table in tables[1:]:
     for what in ("data_digest", "split"):
       if first.about.get(what) != table.about.get(what):
-        raise ValueError(
+        raise UserError(
           "the two runs were evaluated on different records (their "
           f"{'data' if what == 'data_digest' else 'splits'} differ), so they cannot be paired:"
           " evaluate both on the same data.eval_split."
         )
     if not all(np.array_equal(getattr(first, k), getattr(table, k)) for k in ("record", "label")):
-      raise ValueError("the two runs read different records or labels, so they cannot be paired.")
+      raise UserError("the two runs read different records or labels, so they cannot be paired.")
 
 
 def check_same_records(tables: Sequence[PredictionTable]) -> None:
@@ -214,7 +215,7 @@ def check_same_records(tables: Sequence[PredictionTable]) -> None:
   check_same_data(tables)
   for table in tables[1:]:
     if not np.array_equal(tables[0].unit, table.unit):
-      raise ValueError(
+      raise UserError(
         "the two runs group records into different units: give both the same privacy.unit."
       )
 

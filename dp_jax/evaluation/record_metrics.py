@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dp_jax.errors import UserError
 from dp_jax.evaluation.bootstrap import Statistic, auroc_statistic, ratio_statistic
 from dp_jax.evaluation.predictions import PredictionTable
 from dp_jax.evaluation.scores import finite_scores
@@ -53,9 +54,9 @@ def check_metrics(names: Sequence[str], table: PredictionTable) -> None:
   known = [name for name, metric in METRICS.items() if yes_or_no or not metric.binary]
   for name in names:
     if name not in METRICS:
-      raise ValueError(f"unknown metric {name!r}; one of {', '.join(known)}.")
+      raise UserError(f"unknown metric {name!r}; one of {', '.join(known)}.")
     if name not in known:
-      raise ValueError(f"{name} needs two classes; here one of {', '.join(known)}.")
+      raise UserError(f"{name} needs two classes; here one of {', '.join(known)}.")
 
 
 def statistic_of(

@@ -8,6 +8,7 @@ from typing import Literal
 
 import numpy as np
 
+from dp_jax.errors import UserError
 from dp_jax.evaluation.predictions import PredictionTable
 
 # Groups below either say too little to be ranked: they are shown, and marked.
@@ -61,17 +62,17 @@ def partitions(
     there[CLASS] = _class_values(table, class_names)
   for name in columns:
     if name not in there:
-      raise ValueError(
+      raise UserError(
         f"there is no group column {name!r}; the predictions have {', '.join(sorted(there))}."
         " Columns of the data are kept if data.groups names them."
       )
   if len(set(columns)) < len(columns):
-    raise ValueError(f"--groups={','.join(columns)} names a column twice.")
+    raise UserError(f"--groups={','.join(columns)} names a column twice.")
   chosen = [c for size in range(len(columns) + 1) for c in combinations(columns, size)]
   result = [_partition(there, names, len(table.label)) for names in chosen]
   total = sum(len(part.groups) for part in result)
   if total > MAX_GROUPS:
-    raise ValueError(
+    raise UserError(
       f"the columns {', '.join(columns)} and their combinations make more than {MAX_GROUPS}"
       " groups: name fewer columns, or give numbers cut points with data.group_bins."
     )

@@ -4,6 +4,8 @@ import math
 import numbers
 from typing import Any
 
+from dp_jax.errors import UserError
+
 _LARGEST_INTEGER = 2**53
 
 
@@ -19,13 +21,13 @@ def real(name: str, value: Any, fix: str) -> float:
     ValueError: if the value is a bool, not a real number, or not finite.
   """
   if isinstance(value, bool) or not isinstance(value, numbers.Real):
-    raise ValueError(f"{name} is {value!r}, which is not a number; {fix}")
+    raise UserError(f"{name} is {value!r}, which is not a number; {fix}")
   try:
     result = float(value)
   except OverflowError:  # a whole number that no double holds
     result = math.inf
   if not math.isfinite(result):
-    raise ValueError(f"{name} is {value!r}, which is not finite; {fix}")
+    raise UserError(f"{name} is {value!r}, which is not finite; {fix}")
   return result
 
 
@@ -34,7 +36,7 @@ def positive(name: str, value: Any) -> float:
   fix = "give a number above 0"
   result = real(name, value, fix)
   if result <= 0:
-    raise ValueError(f"{name} is {value!r}, but it must be above 0; {fix}")
+    raise UserError(f"{name} is {value!r}, but it must be above 0; {fix}")
   return result
 
 
@@ -43,7 +45,7 @@ def non_negative(name: str, value: Any) -> float:
   fix = "give 0 or a number above it"
   result = real(name, value, fix)
   if result < 0:
-    raise ValueError(f"{name} is {value!r}, but it must not be negative; {fix}")
+    raise UserError(f"{name} is {value!r}, but it must not be negative; {fix}")
   return result
 
 
@@ -52,7 +54,7 @@ def open_unit(name: str, value: Any) -> float:
   fix = "give a number strictly between 0 and 1"
   result = real(name, value, fix)
   if not 0 < result < 1:
-    raise ValueError(f"{name} is {value!r}, outside (0, 1); {fix}")
+    raise UserError(f"{name} is {value!r}, outside (0, 1); {fix}")
   return result
 
 
@@ -61,7 +63,7 @@ def rate(name: str, value: Any) -> float:
   fix = "give a probability above 0 and at most 1"
   result = real(name, value, fix)
   if not 0 < result <= 1:
-    raise ValueError(f"{name} is {value!r}, outside (0, 1]; {fix}")
+    raise UserError(f"{name} is {value!r}, outside (0, 1]; {fix}")
   return result
 
 
@@ -69,18 +71,18 @@ def integer(name: str, value: Any, minimum: int = 1) -> int:
   """Returns `value` as an int from `minimum` to 2^53 (a double holds it), or raises ValueError."""
   fix = f"give a whole number of at least {minimum}"
   if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-    raise ValueError(f"{name} is {value!r}, which is not a whole number; {fix}")
+    raise UserError(f"{name} is {value!r}, which is not a whole number; {fix}")
   if value < minimum:
-    raise ValueError(f"{name} is {value!r}, but it must be at least {minimum}; {fix}")
+    raise UserError(f"{name} is {value!r}, but it must be at least {minimum}; {fix}")
   if int(value) > _LARGEST_INTEGER:
-    raise ValueError(f"{name} is above 2^53; give fewer")
+    raise UserError(f"{name} is above 2^53; give fewer")
   return int(value)
 
 
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
   """Returns `value` if it is one of `choices`, or raises ValueError."""
   if value not in choices:
-    raise ValueError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+    raise UserError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
   return value
 
 
@@ -89,6 +91,6 @@ def only_keys(what: str, data: dict[str, Any], allowed: tuple[str, ...]) -> None
   unknown = sorted(set(data) - set(allowed))
   missing = sorted(set(allowed) - set(data))
   if unknown or missing:
-    raise ValueError(
+    raise UserError(
       f"{what} has unknown keys {unknown} and lacks {missing}; it takes exactly {list(allowed)}"
     )

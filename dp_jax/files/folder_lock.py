@@ -5,6 +5,8 @@ import fcntl
 from collections.abc import Iterator
 from pathlib import Path
 
+from dp_jax.errors import UserError
+
 
 @contextlib.contextmanager
 def held(folder: Path, *, name: str = "", doing: str) -> Iterator[None]:
@@ -23,10 +25,10 @@ def held(folder: Path, *, name: str = "", doing: str) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     lock = open(folder / ".lock", "a")  # noqa: SIM115 - held until the context ends
   except OSError as error:
-    raise ValueError(f"cannot write to {called}: {error.strerror}.") from error
+    raise UserError(f"cannot write to {called}: {error.strerror}.") from error
   with lock:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-      raise ValueError(f"another process is {doing} {str(folder)!r}.") from error
+      raise UserError(f"another process is {doing} {str(folder)!r}.") from error
     yield

@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType
 
+from dp_jax.errors import UserError
+
 PyTree = Any
 
 
@@ -15,7 +17,7 @@ def check_mesh(params: PyTree, units: PyTree) -> None:
     for leaf in jax.tree.leaves(tree):
       mesh = getattr(getattr(jax.typeof(leaf), "sharding", None), "mesh", None)
       if mesh is not None and AxisType.Explicit in mesh.axis_types:
-        raise ValueError(
+        raise UserError(
           f"{name} lie on a mesh with Explicit axes {mesh.axis_names}, which vmap over units and"
           " slices of one unit cannot follow: make the mesh with jax.make_mesh(shape, names,"
           " axis_types=(AxisType.Auto,) * len(names)); with_sharding_constraint in the loss then"
@@ -31,7 +33,7 @@ def num_units(units: PyTree) -> int:
   """
   sizes = {jnp.shape(x)[0] if jnp.ndim(x) else -1 for x in jax.tree.leaves(units)}
   if len(sizes) != 1 or -1 in sizes:
-    raise ValueError(f"every leaf of units needs the same first axis, got sizes {sizes}.")
+    raise UserError(f"every leaf of units needs the same first axis, got sizes {sizes}.")
   return sizes.pop()
 
 
@@ -49,19 +51,19 @@ def keys_per_unit(key: Any, size: int, exact: bool) -> Any:
   if key is None:
     return None
   if not jnp.issubdtype(jnp.asarray(key).dtype, jax.dtypes.prng_key):
-    raise ValueError("key must be a typed key (jax.random.key or wrap_key_data) or None.")
+    raise UserError("key must be a typed key (jax.random.key or wrap_key_data) or None.")
   if key.ndim == 0:
     if exact:
-      raise ValueError(
+      raise UserError(
         "one key for all units is split by position, and with exact=True a unit may be taken out,"
         " which moves later ones to other keys: pass a key array, one key a unit, made from the"
         " step's key and the unit's own index, as by jax.vmap(jax.random.fold_in, (None, 0))."
       )
     return jax.random.split(key, size)
   if key.shape != (size,):
-    raise ValueError(f"key must be one key or {size} keys, one a unit; got shape {key.shape}.")
+    raise UserError(f"key must be one key or {size} keys, one a unit; got shape {key.shape}.")
   if exact and jax.random.key_impl(key) == "unsafe_rbg":
-    raise ValueError(
+    raise UserError(
       "keys of the generator 'unsafe_rbg' that are made for a batch depend on the position in it,"
       " and with exact=True a unit may be taken out: use jax.random.key(seed, impl='threefry2x32')."
     )

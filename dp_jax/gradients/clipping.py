@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dp_jax.errors import UserError
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.arguments import check_mesh, keys_per_unit, num_units
 from dp_jax.gradients.compensated import Compensated
@@ -88,9 +89,9 @@ class ClippedGrad:
   def __post_init__(self) -> None:
     """Refuses what `clipped_grad` refuses, however it is made."""
     if not callable(self.loss_fn):
-      raise ValueError(f"loss_fn must be a function (params, unit, key) -> loss: {self.loss_fn!r}.")
+      raise UserError(f"loss_fn must be a function (params, unit, key) -> loss: {self.loss_fn!r}.")
     if self.engine not in ENGINES:
-      raise ValueError(f"engine {self.engine!r} is not one of {', '.join(ENGINES)}.")
+      raise UserError(f"engine {self.engine!r} is not one of {', '.join(ENGINES)}.")
     check_clip_norm(self.clip_norm)
     exact = checked_flag("exact", self.exact)
     checked = {
@@ -138,7 +139,7 @@ class ClippedGrad:
     size = num_units(units)
     mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
     if mask.shape != (size,) or mask.dtype != jnp.bool_:
-      raise ValueError(f"mask must be bool[{size}], got {mask.dtype}{list(mask.shape)}.")
+      raise UserError(f"mask must be bool[{size}], got {mask.dtype}{list(mask.shape)}.")
     keys = keys_per_unit(key, size, self.exact)
     if size == 0:
       total = pairs.zeros_like(params)
@@ -284,7 +285,7 @@ def sensitivity(clip_norm: float, adjacency: str) -> float:
   """
   factors = {"zero_out": 1.0, "add_or_remove_one": 1.0, "replace_one": 2.0}
   if adjacency not in factors:
-    raise ValueError(f"adjacency {adjacency!r} is not one of {', '.join(factors)}.")
+    raise UserError(f"adjacency {adjacency!r} is not one of {', '.join(factors)}.")
   check_clip_norm(clip_norm)
   return factors[adjacency] * clip_norm
 
@@ -296,6 +297,6 @@ def check_clip_norm(clip_norm: Any) -> None:
     ValueError: naming the value and the range.
   """
   if not is_number(clip_norm) or not _SMALLEST_CLIP <= clip_norm <= _LARGEST_CLIP:
-    raise ValueError(
+    raise UserError(
       f"clip_norm must be a number from {_SMALLEST_CLIP} to {_LARGEST_CLIP}, got {clip_norm!r}."
     )

@@ -52,6 +52,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dp_jax.errors import UserError
 from dp_jax.gradients.clipping import check_clip_norm
 from dp_jax.gradients.engines.dispatch import clip_and_sum
 from dp_jax.gradients.engines.styles import make_rule
@@ -192,7 +193,7 @@ def differentially_private_aggregate(
     size = _check_rows(updates, seen.expected(params))
     mask = jnp.ones(size, bool) if mask is None else jnp.asarray(mask)
     if mask.shape != (size,) or mask.dtype != jnp.bool_:
-      raise ValueError(f"mask must be bool[{size}], got {mask.dtype}{list(mask.shape)}.")
+      raise UserError(f"mask must be bool[{size}], got {mask.dtype}{list(mask.shape)}.")
     total, _ = clip_and_sum(updates, mask, make_rule("flat", float(l2_norm_clip), updates))
     return noise.update(total, state, total.sum)
 
@@ -207,10 +208,10 @@ def _check_rows(updates: PyTree, expected: set[Shapes] | None) -> int:
   shapes = shapes_of(updates)
   sizes = {shape[:1] for shape in shapes}
   if len(sizes) != 1 or () in sizes:
-    raise ValueError(f"updates must be per-example gradients, leaves [B, ...]; first axes {sizes}.")
+    raise UserError(f"updates must be per-example gradients, leaves [B, ...]; first axes {sizes}.")
   rows = tuple(shape[1:] for shape in shapes)
   if expected and rows not in expected:
-    raise ValueError(
+    raise UserError(
       "updates must be per-example gradients, leaves [B, ...] with the shapes of the parameters"
       f" after the first axis; got {shapes}, the parameters have {' or '.join(map(str, expected))}."
     )
@@ -230,7 +231,7 @@ def _noised_mean(
   """Noise on the sum, then the public divisor."""
   noise = gaussian_noise(stddev, key)
   if not is_number(expected_batch_size) or not 0 < expected_batch_size < math.inf:
-    raise ValueError(
+    raise UserError(
       "expected_batch_size is the public divisor, a positive number that does not depend on the"
       f" batch; got {expected_batch_size!r}."
     )

@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import optax
 
+from dp_jax.errors import UserError
+
 PyTree = Any
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -41,7 +43,7 @@ def check_wrappers(start: str, *, sums: bool = True) -> None:
   for frame in _optax_frames():
     name = frame.f_code.co_qualname.split(".")[0]
     if name not in allowed:
-      raise ValueError(
+      raise UserError(
         f"optax.{name} around a transform that adds noise sees the updates before the noise: it can"
         " hand them on, keep them, or decide by them. Put the noise first and wrap what follows:"
         f" optax.chain({start}, optax.{name}(...))."
@@ -49,12 +51,12 @@ def check_wrappers(start: str, *, sums: bool = True) -> None:
     if name == "MultiSteps":
       _check_multi_steps(frame.f_locals.get("self"))
     if name in ("chain", "named_chain") and frame.f_locals.get("new_state"):
-      raise ValueError(
+      raise UserError(
         "the transform that adds noise must be the first of its chain: what comes before it would"
         f" change how far one unit moves the sum. Use optax.chain({start}, ...)."
       )
     if name == "lookahead" and _in_init_of_update(frame):
-      raise ValueError(
+      raise UserError(
         "optax.lookahead with reset_state=True calls init again, which would repeat the noise:"
         " leave reset_state False."
       )
@@ -72,7 +74,7 @@ def check_injected() -> None:
   for frame in _optax_frames():
     injected = frame.f_locals.get("hparams", ())
     if found := [name for name in fixed if name in injected]:
-      raise ValueError(
+      raise UserError(
         f"{' and '.join(found)} must be fixed before the first step, and a key must not be kept"
         " twice: name all but what may change in optax.inject_hyperparams(..., static_args="
         "('stddev', 'key', 'expected_batch_size'))."
@@ -96,13 +98,13 @@ def _optax_frames() -> Iterator[FrameType]:
 def _check_multi_steps(wrapper: Any) -> None:
   """Sums are added up, all of them: a mean of k has 1 / k of the signal under the full noise."""
   if getattr(wrapper, "_use_grad_mean", True):
-    raise ValueError(
+    raise UserError(
       "optax.MultiSteps takes the mean of the sums by default, and the noise does not shrink with"
       " it: use optax.MultiSteps(..., use_grad_mean=False)."
     )
   skip = getattr(wrapper, "_should_skip_update_fn", None)
   if not getattr(skip, "__qualname__", "").startswith("MultiSteps."):
-    raise ValueError(
+    raise UserError(
       "should_skip_update_fn of optax.MultiSteps decides by sums that have no noise yet: leave it"
       " out. Units that are not finite count as zero already."
     )
@@ -116,7 +118,7 @@ def check_whole(tree: PyTree) -> None:
   """
   nodes = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, optax.MaskedNode))
   if any(isinstance(x, optax.MaskedNode) for x in nodes):
-    raise ValueError(
+    raise UserError(
       "some parameters are masked (optax.masked, partition, multi_transform, selective_transform):"
       " their gradients would pass without noise, or be clipped apart from the others. Clip and"
       " noise all of them first, and divide what follows: optax.chain(dp_jax.gaussian_noise(stddev,"

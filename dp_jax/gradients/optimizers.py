@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from dp_jax.errors import UserError
+
 PyTree = Any
 
 
@@ -22,14 +24,14 @@ def make_schedule(
     ValueError: if the warm-up is longer than the run or the name is unknown.
   """
   if warmup_steps > steps:
-    raise ValueError(f"warmup_steps={warmup_steps} is more than the {steps} steps of the run.")
+    raise UserError(f"warmup_steps={warmup_steps} is more than the {steps} steps of the run.")
   rest = max(steps - warmup_steps, 1)
   if name == "constant":
     after = optax.constant_schedule(learning_rate)
   elif name == "cosine":
     after = optax.cosine_decay_schedule(learning_rate, rest)
   else:
-    raise ValueError(f"schedule {name!r} is not one of constant, cosine.")
+    raise UserError(f"schedule {name!r} is not one of constant, cosine.")
   if warmup_steps == 0:
     return after
   # The first step already moves: at rate 1 / warmup_steps, not 0.
@@ -69,7 +71,7 @@ def make_optimizer(
     return _in_float32(optax.chain(optax.scale_by_adam(), decay, rate))
   if name == "lamb":
     return _in_float32(optax.lamb(schedule, weight_decay=weight_decay))
-  raise ValueError(f"optimizer {name!r} is not one of sgd, adam, lamb.")
+  raise UserError(f"optimizer {name!r} is not one of sgd, adam, lamb.")
 
 
 def _is_zero(value: Any) -> bool:

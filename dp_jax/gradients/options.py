@@ -6,6 +6,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from dp_jax.errors import UserError
+
 MicrobatchSize = int | Literal["auto"] | None
 
 
@@ -26,7 +28,7 @@ def checked_microbatch_size(size: Any) -> MicrobatchSize:
     return "auto"
   if isinstance(size, int | np.integer) and not isinstance(size, bool) and size >= 1:
     return int(size)
-  raise ValueError(f"microbatch_size must be at least 1, None or 'auto', got {size!r}.")
+  raise UserError(f"microbatch_size must be at least 1, None or 'auto', got {size!r}.")
 
 
 def checked_budget(budget: Any) -> int:
@@ -36,7 +38,7 @@ def checked_budget(budget: Any) -> int:
     ValueError: if it is no number, or negative.
   """
   if not is_number(budget) or not budget >= 0:
-    raise ValueError(f"memory_budget must be a number of bytes, at least 0, got {budget!r}.")
+    raise UserError(f"memory_budget must be a number of bytes, at least 0, got {budget!r}.")
   return int(budget) if math.isfinite(budget) else sys.maxsize
 
 
@@ -47,5 +49,5 @@ def checked_flag(name: str, value: Any) -> bool:
     ValueError: if it is none.
   """
   if not isinstance(value, bool | np.bool_):
-    raise ValueError(f"{name} must be True or False, got {value!r}.")
+    raise UserError(f"{name} must be True or False, got {value!r}.")
   return bool(value)

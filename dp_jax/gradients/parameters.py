@@ -5,6 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dp_jax.errors import UserError
+
 PyTree = Any
 
 
@@ -20,7 +22,7 @@ def check_params(params: PyTree) -> PyTree:
   """
   flat, structure = jax.tree_util.tree_flatten_with_path(params)
   if not flat:
-    raise ValueError(
+    raise UserError(
       f"params {params!r} has no leaves, so that there is no gradient to clip: give the trained"
       " parameters (a filter that selects them may match nothing)."
     )
@@ -33,17 +35,17 @@ def _checked(path: Any, leaf: Any) -> Any:
     try:
       leaf = jnp.asarray(leaf)
     except (TypeError, ValueError):
-      raise ValueError(
+      raise UserError(
         f"params must be real floating-point arrays; leaf {name!r} is a {type(leaf).__name__}. Keep"
         " other leaves outside of the parameters."
       ) from None
   if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
-    raise ValueError(
+    raise UserError(
       f"params must be real floating-point arrays; leaf {name!r} is {leaf.dtype}. Give its real and"
       " imaginary parts as two leaves, and make the complex number of them in the loss."
     )
   if not jnp.issubdtype(leaf.dtype, jnp.floating):
-    raise ValueError(
+    raise UserError(
       f"params must be real floating-point arrays; leaf {name!r} is {leaf.dtype}. Keep other leaves"
       " outside of the parameters."
     )

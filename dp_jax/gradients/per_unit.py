@@ -26,6 +26,8 @@ from jax.extend import core as jex_core
 from jax.ref import AbstractRef
 from jax.sharding import AxisType
 
+from dp_jax.errors import UserError
+
 PyTree = Any
 
 # Their rules are no map, or not known to be one, though jax exports them with those that are.
@@ -88,7 +90,7 @@ def check_loss(loss_fn: Callable[..., Any], params: PyTree, unit: PyTree, key: A
   try:
     closed, out = jax.make_jaxpr(loss_fn, return_shape=True)(params, unit, key)
   except NameError as error:  # jax's error for a collective over an axis that is not bound
-    raise ValueError(unbound_axis(error)) from error
+    raise UserError(unbound_axis(error)) from error
   _check_scalar(out)
   _check_no_references(closed.jaxpr)
   _check_alone(closed.jaxpr)
@@ -101,7 +103,7 @@ def check_loss(loss_fn: Callable[..., Any], params: PyTree, unit: PyTree, key: A
   try:
     gradient = jax.make_jaxpr(jax.grad(scaled, argnums=(0, 1)))(params, np.float32(1))
   except NameError as error:
-    raise ValueError(unbound_axis(error)) from error
+    raise UserError(unbound_axis(error)) from error
   _check_alone(gradient.jaxpr)
   return _no_map(closed.jaxpr) or _no_map(gradient.jaxpr)
 
@@ -116,7 +118,7 @@ def check_in_one_piece(trees: dict[str, PyTree]) -> None:
     for leaf in jax.tree.leaves(tree):
       axes = _manual_axes(jax.typeof(leaf))
       if axes:
-        raise ValueError(_varying(f"{name} in this shard_map: values differ", axes))
+        raise UserError(_varying(f"{name} in this shard_map: values differ", axes))
 
 
 def _manual_axes(aval: Any) -> frozenset[Any]:
@@ -167,7 +169,7 @@ def _varying(what: str, axes: Any) -> str:
 def _check_scalar(out: PyTree) -> None:
   leaves = jax.tree.leaves(out)
   if len(leaves) != 1 or leaves[0].shape != () or not jnp.issubdtype(leaves[0].dtype, jnp.floating):
-    raise ValueError(
+    raise UserError(
       "loss_fn must return the loss of one unit, a real scalar; it returned"
       f" {[f'{x.dtype}{list(x.shape)}' for x in leaves]}. Per-unit losses of a batch are its vmap."
     )
@@ -175,7 +177,7 @@ def _check_scalar(out: PyTree) -> None:
 
 def _check_no_references(jaxpr: Any) -> None:
   if any(isinstance(var.aval, AbstractRef) for var in (*jaxpr.constvars, *jaxpr.invars)):
-    raise ValueError(
+    raise UserError(
       "the loss of one unit uses a mutable reference from outside, through which units would see"
       " each other: return what it holds from the loss, or leave it out."
     )
@@ -187,18 +189,18 @@ def _check_alone(jaxpr: Any) -> None:
     inner = any(True for _ in inner_jaxprs(eqn.params))  # whose equations follow
     axes = set() if inner else _outer_axes(eqn, bound)
     if axes and any(part in eqn.primitive.name for part in _INSERTED):
-      raise ValueError(_varying("the loss of one unit, or what it closes over, differs", axes))
+      raise UserError(_varying("the loss of one unit, or what it closes over, differs", axes))
     if axes:
-      raise ValueError(_collective(f"{_said(eqn)} over {_names(axes)}"))
+      raise UserError(_collective(f"{_said(eqn)} over {_names(axes)}"))
     if eqn.primitive.name in _STATEFUL or (not inner and _has_side_effect(eqn)):
-      raise ValueError(
+      raise UserError(
         f"the loss of one unit has side effects or state ({_said(eqn)}), through which units could"
         " see each other: use jax.pure_callback with vmap_method='sequential' for a function of one"
         " unit, jax.debug.callback for what is only looked at, and jax.random for random numbers."
       )
   left = {e.name for e in jaxpr.effects if type(e).__name__ == _AXIS_EFFECT}
   if left:  # of a call whose inner equations are hidden
-    raise ValueError(_collective(_names(left)))
+    raise UserError(_collective(_names(left)))
 
 
 def _has_side_effect(eqn: Any) -> bool:

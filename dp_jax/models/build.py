@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from dp_jax.errors import UserError
 from dp_jax.models.feature_head import FeatureHead
 from dp_jax.models.linear import Linear
 from dp_jax.models.vision import vit
@@ -69,9 +70,9 @@ class ModelSpec:
       ValueError: if the name is unknown, or a size or the shape of the inputs does not fit.
     """
     if self.name not in MODELS:
-      raise ValueError(f"model.name={self.name!r} is not one of {', '.join(sorted(MODELS))}.")
+      raise UserError(f"model.name={self.name!r} is not one of {', '.join(sorted(MODELS))}.")
     if self.name not in VECTORS and len(self.input_shape) != 3:
-      raise ValueError(
+      raise UserError(
         f"model {self.name!r} takes images (height, width, channels), not inputs of shape"
         f" {tuple(self.input_shape)}; use model.name=linear."
       )
@@ -85,7 +86,7 @@ class ModelSpec:
         **self.sizes,
       )
     except TypeError as error:
-      raise ValueError(f"the sizes {dict(self.sizes)} do not fit {self.name}: {error}.") from error
+      raise UserError(f"the sizes {dict(self.sizes)} do not fit {self.name}: {error}.") from error
 
   def to_json(self) -> str:
     fields = dataclasses.asdict(self)
@@ -106,4 +107,4 @@ class ModelSpec:
         fields[name] = tuple(fields[name])
       return cls(**fields)
     except (KeyError, TypeError, json.JSONDecodeError) as error:
-      raise ValueError(f"not a model description: {error!r}.") from error
+      raise UserError(f"not a model description: {error!r}.") from error

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen, nnx
 
+from dp_jax.errors import UserError
 from dp_jax.gradients.per_unit import check_loss
 from dp_jax.models.inspect import check_modules, mixes_examples
 
@@ -91,7 +92,7 @@ def _refused_batch_norm() -> Iterator[None]:
     given = inspect.signature(original).bind(self, *args, **kwargs).arguments
     frozen = given.get("use_running_average")
     if not (self.use_running_average if frozen is None else frozen):
-      raise ValueError(mixes_examples(f"{type(self).__name__} of {self.num_features} features"))
+      raise UserError(mixes_examples(f"{type(self).__name__} of {self.num_features} features"))
     return original(self, *args, **kwargs)
 
   def linen_method(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
@@ -100,7 +101,7 @@ def _refused_batch_norm() -> Iterator[None]:
       given = inspect.signature(type(part).__call__).bind(part, *args, **kwargs).arguments
       frozen = given.get("use_running_average")
       if not (part.use_running_average if frozen is None else frozen):
-        raise ValueError(mixes_examples(".".join(part.path) or type(part).__name__))
+        raise UserError(mixes_examples(".".join(part.path) or type(part).__name__))
     return call(*args, **kwargs)
 
   nnx.BatchNorm.__call__ = refused  # type: ignore[method-assign]
@@ -129,7 +130,7 @@ def _made_up(unit: PyTree) -> PyTree:
 
 def _leaf(like: jax.ShapeDtypeStruct, rng: np.random.Generator) -> jax.Array:
   if jnp.issubdtype(like.dtype, jax.dtypes.prng_key):
-    raise ValueError("a unit may not hold keys: pass its key as the third argument of the loss.")
+    raise UserError("a unit may not hold keys: pass its key as the third argument of the loss.")
   if like.dtype == jnp.bool_:
     return jnp.ones(like.shape, bool)
   if jnp.issubdtype(like.dtype, jnp.integer):

@@ -9,6 +9,8 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
+from dp_jax.errors import UserError
+
 # (columns, factor) of each block of columns, one after the other.
 Blocks = tuple[tuple[int, float], ...]
 
@@ -52,9 +54,9 @@ class FeatureHead(nnx.Module):
       ValueError: if the input is no vector, the power not positive, or the blocks do not fit.
     """
     if len(input_shape) != 1:
-      raise ValueError(f"feature_head takes vectors, not inputs of shape {tuple(input_shape)}.")
+      raise UserError(f"feature_head takes vectors, not inputs of shape {tuple(input_shape)}.")
     if not power > 0:
-      raise ValueError(f"power={power!r} must be positive.")
+      raise UserError(f"power={power!r} must be positive.")
     (size,) = input_shape
     self.power, self.blocks = power, check_blocks(blocks, size)
     self.centre = nnx.Param(jnp.zeros(size)) if centred else None
@@ -77,14 +79,14 @@ def check_blocks(blocks: Sequence[Sequence[float]], size: int) -> Blocks:
   """
   for block in blocks:
     if len(block) != 2 or not (0 < block[0] == int(block[0]) and 0 < block[1] < math.inf):
-      raise ValueError(
+      raise UserError(
         f"blocks: {tuple(block)} must be (columns, factor), a positive whole number and a positive"
         " factor."
       )
   found = tuple((int(columns), float(factor)) for columns, factor in blocks)
   total = sum(columns for columns, _ in found)
   if found and total != size:
-    raise ValueError(f"blocks={found} are of {total} columns, but there are {size} features.")
+    raise UserError(f"blocks={found} are of {total} columns, but there are {size} features.")
   return found
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from dp_jax.errors import UserError
+
 Arrays = dict[str, jax.Array]
 
 
@@ -51,7 +53,7 @@ class FunctionalModel:
     if self.variables[name].type is nnx.RngCount:
       return jax.numpy.zeros((), jax.numpy.uint32)
     if key is None:
-      raise ValueError(f"the model draws random numbers at {name!r}, but no key was given.")
+      raise UserError(f"the model draws random numbers at {name!r}, but no key was given.")
     return jax.random.fold_in(key, index)
 
 
@@ -83,13 +85,13 @@ def partition(model: FunctionalModel, arrays: Arrays, trainable: str) -> tuple[A
   try:
     pattern = re.compile(trainable)
   except re.error as error:
-    raise ValueError(
+    raise UserError(
       f"model.trainable={trainable!r} is not a regular expression: {error}."
     ) from error
   names = [name for name in arrays if issubclass(model.variables[name].type, nnx.Param)]
   chosen = {name for name in names if pattern.search(name)}
   if not chosen:
-    raise ValueError(f"model.trainable={trainable!r} matches none of {', '.join(names)}.")
+    raise UserError(f"model.trainable={trainable!r} matches none of {', '.join(names)}.")
   trained = {name: value for name, value in arrays.items() if name in chosen}
   return trained, {name: value for name, value in arrays.items() if name not in chosen}
 

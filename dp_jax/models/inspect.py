@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from dp_jax.errors import UserError
 from dp_jax.gradients.per_unit import unbound_axis
 from dp_jax.models.functional import Arrays, FunctionalModel, changed_state
 
@@ -37,9 +38,9 @@ def check_model(
   try:
     jax.eval_shape(trace, arrays)
   except NameError as error:
-    raise ValueError(unbound_axis(error)) from error
+    raise UserError(unbound_axis(error)) from error
   if changed:
-    raise ValueError(
+    raise UserError(
       f"the forward pass changes the state {', '.join(changed)} (running statistics or spectral"
       " normalisation): such updates see the data without clipping or noise. Freeze them or use a"
       " layer without state."
@@ -54,7 +55,7 @@ def check_modules(module: nnx.Module) -> None:
   """
   for path, part in nnx.iter_modules(module):
     if isinstance(part, nnx.BatchNorm) and not part.use_running_average:
-      raise ValueError(mixes_examples(".".join(map(str, path)) or type(part).__name__))
+      raise UserError(mixes_examples(".".join(map(str, path)) or type(part).__name__))
 
 
 def mixes_examples(name: str) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from dp_jax.errors import UserError
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.fixed_point import MAX_TERMS, from_fixed, to_fixed
@@ -103,7 +104,7 @@ def combined(
     ValueError: if there are more devices than can be summed.
   """
   if mesh.size > MAX_TERMS:
-    raise ValueError(f"a mesh may have at most {MAX_TERMS} devices, got {mesh.size}.")
+    raise UserError(f"a mesh may have at most {MAX_TERMS} devices, got {mesh.size}.")
   specs = specs_of(params, mesh)
   leaves = jax.tree.leaves(specs)
 

@@ -22,6 +22,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from dp_jax.errors import UserError
 from dp_jax.parallel.stopping import Stopped
 from dp_jax.privacy.master_key import MasterKey
 
@@ -35,7 +36,7 @@ _REFUSALS = (ValueError, ArithmeticError, OSError)
 _log = logging.getLogger(__name__)
 
 
-class SharedError(ValueError):
+class SharedError(UserError):
   """An error that every host raises at the same point, so that none is left waiting."""
 
 
@@ -64,27 +65,27 @@ def join(hosts: Hosts) -> None:
   """
   given = (hosts.coordinator, hosts.num_processes, hosts.process_id)
   if any(x is None for x in given) and any(x is not None for x in given):
-    raise ValueError("--coordinator, --num_processes and --process_id go together.")
+    raise UserError("--coordinator, --num_processes and --process_id go together.")
   if hosts.num_processes is not None and not 0 <= (hosts.process_id or 0) < hosts.num_processes:
-    raise ValueError(
+    raise UserError(
       f"--process_id={hosts.process_id} must be from 0 to {hosts.num_processes - 1}, one less than"
       " --num_processes."
     )
   if hosts.heartbeat_seconds < 1:
-    raise ValueError(f"--heartbeat_seconds={hosts.heartbeat_seconds} must be at least 1.")
+    raise UserError(f"--heartbeat_seconds={hosts.heartbeat_seconds} must be at least 1.")
   jax.config.update("jax_cpu_collectives_implementation", "gloo")
   try:
     jax.distributed.initialize(*given, heartbeat_timeout_seconds=hosts.heartbeat_seconds)
   except (ValueError, RuntimeError) as error:
-    raise ValueError(
+    raise UserError(
       f"cannot join the other processes: {error} Give --coordinator, --num_processes and"
       " --process_id, or start under SLURM or on a Cloud TPU with --distributed."
     ) from error
-  if not is_first():
+  if not is_process_0():
     logging.getLogger("dp_jax").setLevel(logging.ERROR)  # the first host tells it once
 
 
-def is_first() -> bool:
+def is_process_0() -> bool:
   """Whether this is the host that writes."""
   return jax.process_index() == 0
 
@@ -101,12 +102,12 @@ def gather(text: str) -> list[str]:
   return [bytes(row[:length]).decode() for row, length in zip(rows, lengths, strict=True)]
 
 
-def from_first(value: Any) -> Any:
+def broadcast(value: Any) -> Any:
   """The JSON value that the first host gives; a call of all hosts together."""
   return value if jax.process_count() == 1 else json.loads(gather(json.dumps(value))[0])
 
 
-def together(action: Callable[[], T]) -> T:
+def on_all_hosts(action: Callable[[], T]) -> T:
   """Does something on every host, and goes on only if all of them could.
 
   Raises:
@@ -128,13 +129,13 @@ def together(action: Callable[[], T]) -> T:
   return result  # type: ignore[return-value]
 
 
-def on_first(action: Callable[[], T]) -> T | None:
+def on_process_0(action: Callable[[], T]) -> T | None:
   """Does something on the first host alone; None on the others, which wait for it.
 
   Raises:
     SharedError: on every host, if the first could not.
   """
-  return together(lambda: action() if is_first() else None)
+  return on_all_hosts(lambda: action() if is_process_0() else None)
 
 
 def share_key(draw: Callable[[], MasterKey]) -> MasterKey:
@@ -142,7 +143,7 @@ def share_key(draw: Callable[[], MasterKey]) -> MasterKey:
   if jax.process_count() == 1:
     return draw()
   content = np.zeros(33, np.uint8)
-  if is_first():
+  if is_process_0():
     key = draw()
     content = np.frombuffer(key.secret + bytes([key.is_test]), np.uint8)
   told = np.asarray(multihost_utils.broadcast_one_to_all(content)).astype(np.uint8).tobytes()

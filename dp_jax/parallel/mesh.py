@@ -14,6 +14,8 @@ from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from dp_jax.errors import UserError
+
 PyTree = Any
 
 DATA, FSDP = "data", "fsdp"
@@ -41,23 +43,23 @@ def parse_mesh(text: str, num_devices: int) -> dict[str, int]:
   for part in text.split(","):
     axis, _, size = (piece.strip() for piece in part.partition(":"))
     if axis not in AXES or axis in named:
-      raise ValueError(f"mesh={text!r}: {axis!r} must be one of {', '.join(AXES)}, once each.")
+      raise UserError(f"mesh={text!r}: {axis!r} must be one of {', '.join(AXES)}, once each.")
     try:
       sizes[axis] = int(size)
     except ValueError:
-      raise ValueError(f"mesh={text!r}: write {axis}:SIZE, as in 'data:4,fsdp:2'.") from None
+      raise UserError(f"mesh={text!r}: write {axis}:SIZE, as in 'data:4,fsdp:2'.") from None
     if sizes[axis] < 1 and sizes[axis] != -1:
-      raise ValueError(f"mesh={text!r}: the size of {axis} must be at least 1, or -1 for the rest.")
+      raise UserError(f"mesh={text!r}: the size of {axis} must be at least 1, or -1 for the rest.")
     named.add(axis)
   open_axes = [axis for axis, size in sizes.items() if size == -1]
   if len(open_axes) > 1:
-    raise ValueError(f"mesh={text!r}: only one size may be -1.")
+    raise UserError(f"mesh={text!r}: only one size may be -1.")
   fixed = math.prod(size for size in sizes.values() if size != -1)
   for axis in open_axes:
     sizes[axis] = max(num_devices // fixed, 1)
   wanted = math.prod(sizes.values())
   if wanted > num_devices or (open_axes and wanted != num_devices):
-    raise ValueError(f"mesh={text!r} does not fit the {num_devices} devices that there are.")
+    raise UserError(f"mesh={text!r} does not fit the {num_devices} devices that there are.")
   return sizes
 
 
@@ -72,7 +74,7 @@ def build_mesh(text: str = "data:-1") -> Mesh:
   sizes = parse_mesh(text, len(devices))
   count = math.prod(sizes.values())
   if jax.process_count() > 1 and count < len(devices):
-    raise ValueError(
+    raise UserError(
       f"mesh={text!r} uses {count} of {len(devices)} devices; with several hosts it must use all."
     )
   return jax.make_mesh(

@@ -15,6 +15,7 @@ import pathlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import IO
 
+from dp_jax.errors import UserError
 from dp_jax.privacy import tuning
 from dp_jax.privacy.accounting import accountants, composition
 from dp_jax.privacy.ledger_entries import (
@@ -42,7 +43,7 @@ _ROUNDING = 1e-9
 __all__ = ["BudgetError", "Entry", "FinishedElsewhereError", "Ledger", "entry_hash"]
 
 
-class BudgetError(ValueError):
+class BudgetError(UserError):
   """A reservation would spend more than the ledger's budget."""
 
 
@@ -101,11 +102,11 @@ class Ledger:
     return tuple(unit_of(each, self._budget) for each in found)
 
   @property
-  def releases(self) -> tuple[composition.Release, ...]:
+  def releases(self) -> tuple[composition.PlannedRelease, ...]:
     """What has been reserved, whole."""
     return tuple(release_of(each) for each in self._entries if each["kind"] == "release")
 
-  def of_runs(self, runs: Collection[str]) -> list[composition.Release]:
+  def of_runs(self, runs: Collection[str]) -> list[composition.PlannedRelease]:
     """What these runs have reserved."""
     entered = (each for each in self._entries if each["kind"] == "release")
     return [release_of(each) for each in entered if each["run"] in runs]
@@ -154,11 +155,11 @@ class Ledger:
   ) -> list[Entry]:
     """Enters several releases, by purpose, all of them or none; otherwise like `reserve`."""
     if not isinstance(unit, str) or not unit:
-      raise ValueError(f"unit is {unit!r}; say what is protected, 'record' or the column of people")
+      raise UserError(f"unit is {unit!r}; say what is protected, 'record' or the column of people")
     contents = []
     for purpose, mechanism in mechanisms.items():
       if not isinstance(purpose, str) or not purpose:
-        raise ValueError(f"purpose is {purpose!r}; say what is released, such as 'training'")
+        raise UserError(f"purpose is {purpose!r}; say what is released, such as 'training'")
       if selection is not None:
         tuning.check(mechanism)
       contents.append(
@@ -191,7 +192,7 @@ class Ledger:
     with self._current() as file:
       check_unfinished(self._entries, run, token)
       if not self.has(run):
-        raise ValueError(f"run {run!r} has reserved nothing in this ledger")
+        raise UserError(f"run {run!r} has reserved nothing in this ledger")
       if finished(self._entries, run) is None:
         self._append({"kind": "finished", "run": run, "token": token}, file)
 
@@ -218,7 +219,7 @@ class Ledger:
     releases = list(self.releases)
     if step is not None and releases:
       newest = releases[-1]
-      releases[-1] = composition.Release(newest.mechanism, step, newest.selection)
+      releases[-1] = composition.PlannedRelease(newest.mechanism, step, newest.selection)
     return composition.account_releases(releases, delta)
 
   def epsilon(self, delta: float, step: int | None = None) -> float:
@@ -236,12 +237,10 @@ class Ledger:
       ValueError: if entries were cut off or rewritten since.
     """
     if count > self.count:
-      raise ValueError(f"the ledger has {self.count} entries, but had {count}: it was cut off")
+      raise UserError(f"the ledger has {self.count} entries, but had {count}: it was cut off")
     found = self._entries[count - 1]["hash"] if count else GENESIS
     if found != head:
-      raise ValueError(
-        f"entry {count} of the ledger has hash {found}, not {head}: it was rewritten"
-      )
+      raise UserError(f"entry {count} of the ledger has hash {found}, not {head}: it was rewritten")
 
   def _reserve(self, contents: Sequence[Entry], file: IO[str] | None) -> list[Entry]:
     entered = [self._entered(content) for content in contents]
@@ -266,19 +265,19 @@ class Ledger:
         # An entry of an earlier version does not say its unit.
         if all(entry.get(key, value) == value for key, value in content.items()):
           return entry
-        raise ValueError(
+        raise UserError(
           f"run {content['run']!r} has already reserved another mechanism for"
           f" {content['purpose']}; start a new run"
         )
     return None
 
-  def _check_budget(self, releases: list[composition.Release], new: int) -> None:
+  def _check_budget(self, releases: list[composition.PlannedRelease], new: int) -> None:
     adjacencies = {each.mechanism.adjacency for each in releases}
     budget = self._budget
     if budget is not None:
       adjacencies.add(budget.adjacency)
     if len(adjacencies) > 1:
-      raise ValueError(
+      raise UserError(
         f"the ledger would mix adjacencies {', '.join(sorted(adjacencies))}, which have no common"
         " guarantee; use one"
       )
@@ -329,11 +328,11 @@ class Ledger:
     file.seek(0)
     text = file.read()
     if text and not text.endswith("\n"):
-      raise ValueError(f"ledger {self.path} ends inside an entry; remove its unfinished last line")
+      raise UserError(f"ledger {self.path} ends inside an entry; remove its unfinished last line")
     try:
       entries = [json.loads(line) for line in text.splitlines()]
     except json.JSONDecodeError as error:
-      raise ValueError(f"ledger {self.path} is not one JSON entry a line ({error})") from error
+      raise UserError(f"ledger {self.path} is not one JSON entry a line ({error})") from error
     entries = checked(entries, f"ledger {self.path}")
     before, self._entries = self._entries, entries
     if before:
@@ -341,9 +340,9 @@ class Ledger:
     stored = stored_budget(entries)
     if stored is not None:
       if self._budget is not None and budget_fields(self._budget) != budget_fields(stored):
-        raise ValueError(
+        raise UserError(
           f"ledger {self.path} has the budget {budget_fields(stored)}; give that one or none"
         )
       self._budget = stored
     elif entries and self._budget is not None:
-      raise ValueError(f"ledger {self.path} was made without a budget; give none, or a new file")
+      raise UserError(f"ledger {self.path} was made without a budget; give none, or a new file")

@@ -4,6 +4,7 @@ import hashlib
 import json
 from typing import Any
 
+from dp_jax.errors import UserError
 from dp_jax.privacy.accounting import composition
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.spec import PrivacySpec
@@ -15,7 +16,7 @@ GENESIS = "0" * 64
 _BUDGET_FIELDS = ("epsilon", "delta", "unit", "adjacency")
 
 
-class FinishedElsewhereError(ValueError):
+class FinishedElsewhereError(UserError):
   """Another copy of a run's folder has finished it already."""
 
 
@@ -30,21 +31,21 @@ def checked(entries: list[Entry], what: str) -> list[Entry]:
   previous = GENESIS
   for index, entry in enumerate(entries):
     if not isinstance(entry, dict) or entry.get("index") != index:
-      raise ValueError(f"{what}: entry {index} is missing or out of order")
+      raise UserError(f"{what}: entry {index} is missing or out of order")
     if entry.get("previous") != previous or entry.get("hash") != entry_hash(entry):
-      raise ValueError(f"{what}: entry {index} does not match its hash; it was changed")
+      raise UserError(f"{what}: entry {index} does not match its hash; it was changed")
     kind = entry.get("kind")
     if kind == "finished":
       _check_finished(entries[:index], entry, f"{what}: entry {index}")
     elif kind != "release" and not (index == 0 and kind == "budget"):
-      raise ValueError(f"{what}: entry {index} is neither a release nor a first entry's budget")
+      raise UserError(f"{what}: entry {index} is neither a release nor a first entry's budget")
     previous = entry["hash"]
   return entries
 
 
-def release_of(entry: Entry) -> composition.Release:
+def release_of(entry: Entry) -> composition.PlannedRelease:
   selection = entry["selection"]
-  return composition.Release(
+  return composition.PlannedRelease(
     Mechanism.from_dict(entry["mechanism"]),
     None,
     None if selection is None else Selection.from_dict(selection),
@@ -74,7 +75,7 @@ def _check_finished(before: list[Entry], entry: Entry, what: str) -> None:
   runs = [each["run"] for each in before if each["kind"] == "release"]
   ended = [each["run"] for each in before if each["kind"] == "finished"]
   if entry.get("run") is None or entry["run"] not in runs or entry["run"] in ended:
-    raise ValueError(f"{what} does not finish one run that was entered before it")
+    raise UserError(f"{what} does not finish one run that was entered before it")
 
 
 def check_unit(unit: str, entries: list[Entry], budget: PrivacySpec | None) -> None:
@@ -87,14 +88,14 @@ def check_unit(unit: str, entries: list[Entry], budget: PrivacySpec | None) -> N
   if budget is not None:
     units.add(budget.unit)
   if None in units:
-    raise ValueError(
+    raise UserError(
       "the ledger has entries of an earlier version, which do not say whether they protect a record"
       " or a person: nothing can be added to them. Start a new ledger file, and add what this one"
       " spent by hand"
     )
   others = sorted(each for each in units - {unit} if each is not None)
   if others:
-    raise ValueError(
+    raise UserError(
       f"the ledger is of releases for each {', '.join(map(repr, others))}, and this one would be"
       f" for each {unit!r}: they have no common guarantee. Use one privacy.unit, or another ledger"
     )

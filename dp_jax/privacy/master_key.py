@@ -8,6 +8,7 @@ import re
 import secrets
 import stat
 
+from dp_jax.errors import UserError
 from dp_jax.files import checks
 
 SECRET_BYTES = 32
@@ -38,7 +39,7 @@ class MasterKey:
 
   def __post_init__(self) -> None:
     if not isinstance(self.secret, bytes) or len(self.secret) != SECRET_BYTES:
-      raise ValueError(f"a master key is {SECRET_BYTES} bytes; use MasterKey.from_os()")
+      raise UserError(f"a master key is {SECRET_BYTES} bytes; use MasterKey.from_os()")
 
   def __repr__(self) -> str:
     return f"MasterKey(secret=<hidden>, is_test={self.is_test})"
@@ -60,13 +61,13 @@ class MasterKey:
     """
     file = pathlib.Path(path)
     if not file.is_file():
-      raise ValueError(f"key file {file} does not exist; write 64 hexadecimal digits to it")
+      raise UserError(f"key file {file} does not exist; write 64 hexadecimal digits to it")
     mode = stat.S_IMODE(file.stat().st_mode)
     if mode != 0o600:
-      raise ValueError(f"key file {file} has mode {mode:04o}; run chmod 600 on it")
+      raise UserError(f"key file {file} has mode {mode:04o}; run chmod 600 on it")
     text = file.read_bytes().strip()
     if not re.fullmatch(rb"[0-9a-fA-F]{64}", text):
-      raise ValueError(f"key file {file} does not hold 64 hexadecimal digits; write those")
+      raise UserError(f"key file {file} does not hold 64 hexadecimal digits; write those")
     return cls(bytes.fromhex(text.decode("ascii")), is_test=True)
 
   def derive(self, purpose: str, step: int = 0, num_bytes: int = 8) -> bytes:
@@ -86,10 +87,10 @@ class MasterKey:
     RFC 7693, section 2.9 (keyed hashing).
     """
     if not isinstance(purpose, str) or not purpose:
-      raise ValueError(f"purpose is {purpose!r}; name what the key is for")
+      raise UserError(f"purpose is {purpose!r}; name what the key is for")
     step = checks.integer("step", step, minimum=0)
     if not 1 <= checks.integer("num_bytes", num_bytes) <= _MAX_DERIVED_BYTES:
-      raise ValueError(f"num_bytes is {num_bytes}; give at most {_MAX_DERIVED_BYTES}")
+      raise UserError(f"num_bytes is {num_bytes}; give at most {_MAX_DERIVED_BYTES}")
     return self._hash(_DERIVE, purpose, step, num_bytes)
 
   def digest(self) -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 import dp_accounting
 
+from dp_jax.errors import UserError
 from dp_jax.files import checks
 from dp_jax.privacy import samplers, table, truncation
 from dp_jax.privacy.accounting import accountants, tails
@@ -159,7 +160,7 @@ class Mechanism:
     if self.declared_batch_size is not None:
       return self.declared_batch_size
     if self.adjacency == "add_or_remove_one":
-      raise ValueError(
+      raise UserError(
         "under add_or_remove_one the number of units is not public, so the expected batch size"
         " must be declared: set expected_batch_size, or use adjacency zero_out"
       )
@@ -183,7 +184,7 @@ class Mechanism:
       return self.steps
     steps = checks.integer("steps", steps, minimum=0)
     if steps > self.steps:
-      raise ValueError(
+      raise UserError(
         f"steps is {steps}, beyond the {self.steps} planned; calibrate a mechanism for that many"
       )
     return steps

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_jax.errors import UserError
 from dp_jax.files import checks
 from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.sampling import (
@@ -66,10 +67,10 @@ def make_sampler(sampling: Sampling, key: MasterKey, num_units: int, steps: int)
   """
   num_units, steps = checks.integer("num_units", num_units), checks.integer("steps", steps)
   if num_units > _MAX_UNITS:
-    raise ValueError(f"num_units is {num_units}, more than 2^53; split the data")
+    raise UserError(f"num_units is {num_units}, more than 2^53; split the data")
   declared = getattr(sampling, "num_units", num_units)
   if declared != num_units:
-    raise ValueError(
+    raise UserError(
       f"the data has {num_units} units, but the mechanism was accounted for {declared};"
       " calibrate it again with the true number"
     )
@@ -89,14 +90,14 @@ def make_sampler(sampling: Sampling, key: MasterKey, num_units: int, steps: int)
     return drawn
 
   if not isinstance(sampling, FullBatch | Poisson | TruncatedPoisson | FixedSize | Stream):
-    raise ValueError(f"there is no sampler for {sampling!r}; use one of the sampling schemes")
+    raise UserError(f"there is no sampler for {sampling!r}; use one of the sampling schemes")
   return Sampler(num_units, indices)
 
 
 def _planned(step: Any, steps: int) -> int:
   """Returns a step of the plan as an int, or raises ValueError."""
   if isinstance(step, numbers.Integral) and int(step) >= steps:
-    raise ValueError(
+    raise UserError(
       f"step is {step!r}, beyond the {steps} planned, which are 0 to {steps - 1}: calibrate a"
       " mechanism for more steps before the first, or go on with another mechanism that has a key"
       " and a ledger entry of its own"

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, ClassVar
 
+from dp_jax.errors import UserError
 from dp_jax.files import checks
 
 # Below this rate a 64-bit uniform no longer resolves single units.
@@ -12,7 +13,7 @@ _MIN_RATE = 2.0**-40
 def _check_rate(value: Any) -> float:
   rate = checks.rate("sampling rate", value)
   if rate < _MIN_RATE:
-    raise ValueError(
+    raise UserError(
       f"sampling rate is {value!r}, finer than the sampler resolves; give at least {_MIN_RATE:.3g}"
     )
   return rate
@@ -80,7 +81,7 @@ class TruncatedPoisson:
     object.__setattr__(self, "cap", checks.integer("cap", self.cap))
     object.__setattr__(self, "num_units", checks.integer("num_units", self.num_units))
     if self.cap < self.rate * self.num_units * (1 - 1e-9):
-      raise ValueError(
+      raise UserError(
         f"cap {self.cap} is below the average batch of {self.rate * self.num_units:.6g}: most"
         " batches would be cut, far over the cliff of truncated sampling; raise the cap well above"
         " that; nearest row: fixed_size under 'replace_one'"
@@ -108,7 +109,7 @@ class _SizedScheme:
     for field in ("expected_batch_size", "num_units"):
       object.__setattr__(self, field, checks.integer(field, getattr(self, field)))
     if self.expected_batch_size > self.num_units:
-      raise ValueError(
+      raise UserError(
         f"expected_batch_size is {self.expected_batch_size}, more than the {self.num_units} units;"
         " give at most num_units"
       )

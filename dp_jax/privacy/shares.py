@@ -4,6 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from dp_jax.errors import UserError
 from dp_jax.files import checks
 from dp_jax.privacy.accounting import composition
 from dp_jax.privacy.calibration.calibrate import calibrate
@@ -46,7 +47,7 @@ class Part:
       return
     exchanged = checks.positive(f"exchanged of {self.purpose}", self.exchanged)
     if not self.clip_norm <= exchanged <= 2 * self.clip_norm:
-      raise ValueError(
+      raise UserError(
         f"exchanged of {self.purpose} is {self.exchanged!r}; with contributions of at most"
         f" {self.clip_norm!r} give from {self.clip_norm!r} to {2 * self.clip_norm!r}, or None"
       )
@@ -83,11 +84,11 @@ def calibrate_parts(
   total = math.fsum(part.share for part in parts)
   if abs(total - 1) > _SUM_TOLERANCE:
     listed = ", ".join(f"{part.purpose} {part.share:g}" for part in parts)
-    raise ValueError(f"the shares of the budget add up to {total:.6g}, not to 1: {listed}")
+    raise UserError(f"the shares of the budget add up to {total:.6g}, not to 1: {listed}")
   if len({part.purpose for part in parts}) != len(parts):
-    raise ValueError(f"purposes repeat: {', '.join(part.purpose for part in parts)}")
+    raise UserError(f"purposes repeat: {', '.join(part.purpose for part in parts)}")
   if spec.accountant not in ("auto", "analytic_gaussian"):
-    raise ValueError(
+    raise UserError(
       f"accountant {spec.accountant!r} is looser than the exact curve, which several Gaussian"
       " releases have; use 'auto'"
     )
@@ -102,7 +103,7 @@ def calibrate_parts(
 
 def account(mechanisms: Sequence[Mechanism], delta: float) -> composition.accounting.Accounted:
   """Returns the epsilon of all mechanisms together, none of which is subsampled."""
-  return composition.account_releases([composition.Release(m) for m in mechanisms], delta)
+  return composition.account_releases([composition.PlannedRelease(m) for m in mechanisms], delta)
 
 
 def joint(mechanisms: Sequence[Mechanism]) -> Mechanism:
@@ -118,7 +119,7 @@ def joint(mechanisms: Sequence[Mechanism]) -> Mechanism:
   schemes = {mechanism.sampling.name for mechanism in mechanisms}
   adjacencies = {mechanism.adjacency for mechanism in mechanisms}
   if schemes != {"full_batch"} or len(adjacencies) != 1:
-    raise ValueError(
+    raise UserError(
       f"releases by {', '.join(sorted(schemes))} under {', '.join(sorted(adjacencies))} are not"
       " one Gaussian release; every one has to be full_batch, under one adjacency"
     )

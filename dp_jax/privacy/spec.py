@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Literal, get_args
 
+from dp_jax.errors import UserError
 from dp_jax.files import checks
 
 Adjacency = Literal["zero_out", "add_or_remove_one", "replace_one"]
@@ -40,7 +41,7 @@ class PrivacySpec:
     object.__setattr__(self, "epsilon", checks.positive("epsilon", self.epsilon))
     object.__setattr__(self, "delta", checks.open_unit("delta", self.delta))
     if not isinstance(self.unit, str) or not self.unit:
-      raise ValueError(f"unit is {self.unit!r}; name what is protected, such as 'record'")
+      raise UserError(f"unit is {self.unit!r}; name what is protected, such as 'record'")
     checks.one_of("adjacency", self.adjacency, ADJACENCIES)
     checks.one_of("accountant", self.accountant, ACCOUNTANTS)
 

@@ -13,6 +13,7 @@ import dp_accounting
 from dp_accounting import dp_event
 from dp_accounting.privacy_accountant import NeighboringRelation
 
+from dp_jax.errors import UserError
 from dp_jax.privacy.sampling import (
   FixedSize,
   FullBatch,
@@ -107,18 +108,18 @@ def find_row(sampling: Sampling, adjacency: str, accountant: str = "auto") -> Ro
       message names the nearest that exists.
   """
   if not isinstance(sampling, FullBatch | Poisson | TruncatedPoisson | FixedSize | Stream):
-    raise ValueError(f"sampling is {sampling!r}; use one of {', '.join(r.scheme for r in ROWS)}")
+    raise UserError(f"sampling is {sampling!r}; use one of {', '.join(r.scheme for r in ROWS)}")
   same_scheme = [row for row in ROWS if row.scheme == sampling.name]
   for row in same_scheme:
     if row.adjacency == adjacency:
       if accountant == "auto" or accountant in row.accountants:
         return row
-      raise ValueError(
+      raise UserError(
         f"accountant {accountant!r} cannot compose {sampling.name} under {adjacency};"
         f" nearest that can: {row.accountants[0]!r}"
       )
   nearest = same_scheme[0]
-  raise ValueError(
+  raise UserError(
     f"sampling {sampling.name} has no accounting under adjacency {adjacency!r};"
     f" nearest row: {nearest.scheme} under {nearest.adjacency!r} by {nearest.accountants[0]}"
   )

@@ -6,6 +6,7 @@ import dp_accounting
 from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy import stats
 
+from dp_jax.errors import UserError
 from dp_jax.privacy.accounting import accountants
 from dp_jax.privacy.sampling import Sampling, TruncatedPoisson
 
@@ -14,7 +15,7 @@ _MAX_RATIO = 1.1
 _NEGLIGIBLE = 1e-3
 
 
-class TruncationError(ValueError):
+class TruncationError(UserError):
   """The cap is so low that epsilon jumps."""
 
 

@@ -15,6 +15,7 @@ from dp_accounting import dp_event
 from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy import optimize
 
+from dp_jax.errors import UserError
 from dp_jax.files import checks
 from dp_jax.privacy import samplers
 from dp_jax.privacy.accounting import accountants, tails
@@ -41,7 +42,7 @@ class Selection:
   def __post_init__(self) -> None:
     mean_runs = checks.positive("mean_runs", self.mean_runs)
     if mean_runs < 1:
-      raise ValueError(f"mean_runs is {self.mean_runs!r}; give at least 1")
+      raise UserError(f"mean_runs is {self.mean_runs!r}; give at least 1")
     shape = self.shape
     if not (isinstance(shape, float) and math.isinf(shape) and shape > 0):
       shape = checks.non_negative("shape", shape)
@@ -107,7 +108,7 @@ def account_selection(
 def check(mechanism: Mechanism) -> None:
   """Raises ValueError if selection over `mechanism` cannot be accounted."""
   if "rdp" not in mechanism.row.accountants:
-    raise ValueError(
+    raise UserError(
       f"selection is accounted by RDP, which has no event for {mechanism.sampling.name} under"
       f" {mechanism.adjacency}; nearest that can: poisson under zero_out"
     )

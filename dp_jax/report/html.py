@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from dp_jax.errors import UserError
 from dp_jax.files import atomic
 from dp_jax.report import (
   accuracy_sections,
@@ -56,10 +57,10 @@ def render_report(
   main = run_view.load(folder, label)
   if main.record is not None:
     if privacy_json.is_earlier(main.record):
-      raise ValueError(f"{folder}/release/{privacy_json.EARLIER}")
+      raise UserError(f"{folder}/release/{privacy_json.EARLIER}")
     found = schema.problems(main.record)
     if found:
-      raise ValueError(f"{folder}/release/privacy.json is malformed: {found[0]}")
+      raise UserError(f"{folder}/release/privacy.json is malformed: {found[0]}")
   public = main.declared == "public"
   others = [run_view.load(Path(path), text, inside=not public) for text, path in compare.items()]
   inside = main if public else run_view.load(folder, label, inside=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
+from dp_jax.errors import UserError
 from dp_jax.privacy.calibration.planning import PlanRow
 from dp_jax.privacy.spec import PrivacySpec
 
@@ -21,9 +22,9 @@ def check_format(path: Path) -> None:
     ValueError: if the ending is not one of FORMATS or the folder does not exist.
   """
   if path.suffix not in FORMATS:
-    raise ValueError(f"plot file {str(path)!r} must end in {', '.join(FORMATS)}")
+    raise UserError(f"plot file {str(path)!r} must end in {', '.join(FORMATS)}")
   if not path.absolute().parent.is_dir():
-    raise ValueError(f"there is no folder {str(path.parent)!r} for the plot")
+    raise UserError(f"there is no folder {str(path.parent)!r} for the plot")
 
 
 def save_plan_plot(rows: Sequence[PlanRow], spec: PrivacySpec, num_units: int, path: Path) -> None:

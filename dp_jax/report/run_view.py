@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dp_jax.errors import UserError
 from dp_jax.evaluation import predictions
 from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.evaluation.intervals import wilson
@@ -68,7 +69,7 @@ class RunView:
       ValueError: if there are none, or the file is no such table.
     """
     if self.predictions is None:
-      raise ValueError("no predictions are kept")
+      raise UserError("no predictions are kept")
     return load_predictions(self.predictions)
 
   def accuracy(self) -> Interval | None:
@@ -137,7 +138,7 @@ def check_same_data(main: RunView, other: RunView) -> None:
     try:
       predictions.check_same_data(tables)
     except ValueError as error:
-      raise ValueError(
+      raise UserError(
         f"{other.label!r} ({other.folder}) cannot be set beside {main.folder}: {error}"
       ) from error
     return
@@ -151,7 +152,7 @@ def check_same_data(main: RunView, other: RunView) -> None:
   if all(counts) and counts[0] != counts[1]:
     differences.append("the numbers of held-out records differ")
   if differences:
-    raise ValueError(
+    raise UserError(
       f"{other.label!r} ({other.folder}) is a run on other data than {main.folder}:"
       f" {'; '.join(differences)}."
     )
@@ -179,11 +180,11 @@ def _read_json(path: Path, advice: str) -> dict[str, Any]:
   try:
     content = json.loads(path.read_text(encoding="utf-8"))
   except OSError as error:
-    raise ValueError(f"cannot read {path} ({error.strerror}); {advice}") from error
+    raise UserError(f"cannot read {path} ({error.strerror}); {advice}") from error
   except ValueError as error:
-    raise ValueError(f"{path} is not JSON ({error}); {advice}") from error
+    raise UserError(f"{path} is not JSON ({error}); {advice}") from error
   if not isinstance(content, dict):
-    raise ValueError(f"{path} holds no JSON object; {advice}")
+    raise UserError(f"{path} holds no JSON object; {advice}")
   return content
 
 

@@ -19,6 +19,7 @@ from dp_jax.files.atomic import (write_bytes, write_text)
 from dp_jax.report.comparison_page import Compared, comparison_page
 from dp_jax.report.private_page import measured_sections
 from dp_jax.training.checkpoints.workdir import (WorkDir)
+from dp_jax.errors import UserError
 
 _NOT_KEPT = (
   "The plain run kept no steps to choose from: train it with --config.eval.every=N, and the step "
@@ -80,7 +81,7 @@ def compare_runs(
   """
   sides = _side(first), _side(second)
   if sides[0].epsilon is None:
-    raise ValueError(f"{str(first)!r} is no run with privacy: give that one first.")
+    raise UserError(f"{str(first)!r} is no run with privacy: give that one first.")
   table = sides[0].table
   private = any(side.is_private_data for side in sides)
   names = metrics or default_metrics(table)
@@ -138,7 +139,7 @@ def _write(sides: tuple[_Side, _Side], compared: Compared) -> Compare:
       write_text(target, comparison_page(compared))
       write_text(target.with_suffix(".json"), json.dumps(content, indent=2) + "\n")
   except OSError as error:
-    raise ValueError(f"cannot write {str(target)!r}: {error.strerror}.") from error
+    raise UserError(f"cannot write {str(target)!r}: {error.strerror}.") from error
   sentences = []
   for title, comparisons in (("", compared.final), ("At equal accuracy: ", compared.matched)):
     for comparison in comparisons:
@@ -152,9 +153,9 @@ def _side(path: Path) -> _Side:
     config = json.loads(folder.config.read_text())["config"]
     declared = config["data"].get("declared", "private")
   except (OSError, ValueError, KeyError) as error:
-    raise ValueError(f"{str(path)!r} is not the work directory of a run.") from error
+    raise UserError(f"{str(path)!r} is not the work directory of a run.") from error
   if not folder.predictions(declared).exists():
-    raise ValueError(
+    raise UserError(
       f"{str(path)!r} holds no predictions: the run is not complete; the same train command"
       " completes it."
     )

@@ -27,11 +27,12 @@ from dp_jax.models.pretrained.backbones import (Backbone, load_backbone)
 from dp_jax.training.agreement import check_shared
 from dp_jax.config.run_config import (Config, PrivacyConfig)
 from dp_jax.training.setup.open_data import (is_strict, open_split)
-from dp_jax.parallel.hosts import (agree, code_version, from_first, is_first, on_first, stopping_all, together)
+from dp_jax.parallel.hosts import (agree, code_version, broadcast, is_process_0, on_process_0, stopping_all, on_all_hosts)
 from dp_jax.config.features_config import (FeaturesConfig)
 from dp_jax.training.setup.first_records import (check_first_records)
 from dp_jax.training.setup.prepare import (record_spec)
 from dp_jax.training.progress import Progress
+from dp_jax.errors import UserError
 
 # The label, or all labels, of a record that could not be read: it has no weight in training.
 BAD_LABEL = -1
@@ -121,18 +122,18 @@ def extract_features(config: FeaturesConfig, out: Path, *, progress: bool = True
       the configuration says strict, also for a malformed record, or a feature beyond
       backbone.dtype.
   """
-  extraction = together(lambda: prepare_features(config))
+  extraction = on_all_hosts(lambda: prepare_features(config))
   _agree(extraction)
   for warning in extraction.backbone.warnings:
     _log.warning("warning: %s", warning)
   shards = ResumableShards(out, extraction.manifest, private=extraction.private)
   with contextlib.ExitStack() as stack:
-    on_first(lambda: stack.enter_context(shards.open()))
+    on_process_0(lambda: stack.enter_context(shards.open()))
     check_shared(out, "the folder of features")
-    if not from_first(shards.complete):
+    if not broadcast(shards.complete):
       with stopping_all():
         _write_shards(extraction, shards, progress)
-        on_first(shards.finish)
+        on_process_0(shards.finish)
   return extraction.manifest
 
 
@@ -154,11 +155,11 @@ def _write_shards(extraction: Extraction, shards: ResumableShards, progress: boo
     for shard, (start, count) in enumerate(zip(np.cumsum([0, *counts]), counts, strict=False))
   ]
   steps = {(split, shard): -(-count // size) for split, shard, _, count in plan}
-  missing = from_first([i for i, (*key, _, _) in enumerate(plan) if not shards.has(*key)])
+  missing = broadcast([i for i, (*key, _, _) in enumerate(plan) if not shards.has(*key)])
   mine = [plan[i] for i in missing[jax.process_index() :: jax.process_count()]]
   todo = sum(steps[split, shard] for split, shard, _, _ in mine)
   done = sum(steps.values()) - sum(steps[plan[i][:2]] for i in missing)
-  bar = Progress(done + todo, done, size, "features", enabled=progress and is_first())
+  bar = Progress(done + todo, done, size, "features", enabled=progress and is_process_0())
   forward = _forward(extraction)
   for split, shard, start, count in mine:
     arrays, problems = _shard(extraction, split, np.arange(start, start + count), forward, bar)
@@ -193,7 +194,7 @@ def _shard(
       problems[index] = f"a feature is not within what {out.dtype} holds: set backbone.dtype"
       if is_strict(data):
         shown = data.declared == "public"
-        raise ValueError(complaint(source, index, problems[index], show=shown))
+        raise UserError(complaint(source, index, problems[index], show=shown))
     features.append(np.where(real[:, None], out, np.zeros((), out.dtype)))
     label = units["label"][mask, 0].astype(np.int8 if extraction.spec.multilabel else np.int32)
     label[~real] = BAD_LABEL

@@ -47,6 +47,7 @@ from dp_jax.config.run_config import (Config)
 from dp_jax.training.release import PARAMS, Release, load_release, release_folder, run_folder
 from dp_jax.runs.using import (held_out_loader)
 from dp_jax.training.checkpoints.workdir import (append_line)
+from dp_jax.errors import UserError
 
 # As in clipping: room for the rounding of the sum.
 _MARGIN = 1 - 2**-10
@@ -81,7 +82,7 @@ def release_accuracy(
   """
   adjacency, unit = config.privacy.adjacency, config.privacy.unit
   if adjacency == "add_or_remove_one":
-    raise ValueError(
+    raise UserError(
       "an accuracy divides by the number of units, which privacy.adjacency='add_or_remove_one'"
       " keeps secret: evaluate under zero_out."
     )
@@ -124,7 +125,7 @@ def held_out_shares(release: Release, config: Config, delta: float) -> tuple[np.
   split, index = config.data.eval_split, _units(loader.source, config)
   num_units = len(index.members)
   if delta >= 1 / num_units:
-    raise ValueError(
+    raise UserError(
       f"delta {delta:g} is not below one over the number of units of {split!r},"
       f" {num_units}: what is released could be a whole unit. Give a smaller delta."
     )
@@ -147,7 +148,7 @@ def _described(path: Path, release: Release) -> Ancestor:
 def _check_unit(model: Ancestor, unit: str) -> None:
   """Refuses records as units where the model protects larger ones: a person has many of them."""
   if unit == "record" and model.unit not in (None, "record"):
-    raise ValueError(
+    raise UserError(
       f"privacy.unit='record', but the model protects each {model.unit!r}: name the column of the"
       " held-out data that says whose a record is."
     )
@@ -164,14 +165,14 @@ def _units(source: Source, config: Config) -> UnitIndex:
   try:
     ids = source.column(unit)
   except ValueError:
-    raise ValueError(
+    raise UserError(
       f"privacy.unit={unit!r}, but the held-out data, the split {split!r}, have no such column: an"
       " accuracy that is released needs to know whose each record is."
     ) from None
   try:
     return UnitIndex.from_ids(ids, 1, missing_values=config.data.missing_values)
   except ValueError:
-    raise ValueError(
+    raise UserError(
       f"the column {unit!r} of the held-out data, the split {split!r}, does not say whose the"
       " records are: it has to hold one number or one string for a record, and not for none."
     ) from None
@@ -212,7 +213,7 @@ def noised_share(values: np.ndarray, num_units: int, mechanism: Mechanism, key: 
     ValueError: if the mechanism is another.
   """
   if mechanism.clip_norm != CLIP_NORM or mechanism.steps != 1:
-    raise ValueError(f"one step of clip norm {CLIP_NORM} releases this, not {mechanism}")
+    raise UserError(f"one step of clip norm {CLIP_NORM} releases this, not {mechanism}")
   total = centred_sum(values)
   high = np.float32(total)
   pair = Compensated(jnp.asarray(high), jnp.asarray(np.float32(total - float(high))))

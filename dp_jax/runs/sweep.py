@@ -13,7 +13,7 @@ from dp_jax.evaluation.subgroups import (CLASS)
 from dp_jax.evaluation.predictions import load_predictions
 from dp_jax.evaluation.seeds import over_seeds
 from dp_jax.privacy import tuning
-from dp_jax.privacy.accounting.composition import (Release, account_releases)
+from dp_jax.privacy.accounting.composition import (PlannedRelease, account_releases)
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.spec import PrivacySpec
@@ -27,6 +27,7 @@ from dp_jax.training.setup.prepare import (prepare)
 from dp_jax.training.run import train
 from dp_jax.training.setup.target import (make_mechanism)
 from dp_jax.training.checkpoints.workdir import (WorkDir, compare)
+from dp_jax.errors import UserError
 
 _log = logging.getLogger(__name__)
 
@@ -124,20 +125,20 @@ def _plan(
 ) -> list[_Planned]:
   """All runs, one seed after the other, so that a sweep cut short has whole curves."""
   if not epsilons:
-    raise ValueError("give at least one epsilon, for example --epsilons=0.5,1,2,4,8.")
+    raise UserError("give at least one epsilon, for example --epsilons=0.5,1,2,4,8.")
   for epsilon in epsilons:
     if not (math.isfinite(epsilon) and epsilon > 0):
-      raise ValueError(f"epsilon {epsilon!r} must be positive and finite.")
+      raise UserError(f"epsilon {epsilon!r} must be positive and finite.")
   if len(set(epsilons)) < len(epsilons):
-    raise ValueError(f"epsilons {', '.join(f'{e:g}' for e in epsilons)} name one twice.")
+    raise UserError(f"epsilons {', '.join(f'{e:g}' for e in epsilons)} name one twice.")
   if seeds < 1:
-    raise ValueError(f"seeds={seeds} must be at least 1.")
+    raise UserError(f"seeds={seeds} must be at least 1.")
   if (workdir / "config.json").exists():
-    raise ValueError(f"{str(workdir)!r} is the work directory of a run; choose a new folder.")
+    raise UserError(f"{str(workdir)!r} is the work directory of a run; choose a new folder.")
   known = (CLASS, *(config.data.groups or ()))
   missing = [name for name in columns if name not in known]
   if missing:
-    raise ValueError(
+    raise UserError(
       f"there is no group column {missing[0]!r}; one of {', '.join(known)}."
       " Columns of the data are kept if data.groups names them."
     )
@@ -167,7 +168,7 @@ def _check(planned: Sequence[_Planned]) -> dict[float, Mechanism]:
       there = json.loads(each.folder.config.read_text())["config"]
       differences = compare(there, each.config.to_dict())
       if differences:
-        raise ValueError(
+        raise UserError(
           f"{str(each.folder.path)!r} belongs to another run: {'; '.join(differences)}. Choose a"
           " new folder for this sweep."
         )
@@ -229,7 +230,7 @@ def _figures(each: _Planned, columns: Sequence[str], private: bool) -> tuple[flo
   return accuracy, gaps
 
 
-def _releases(workdir: Path, shared: Path) -> list[Release]:
+def _releases(workdir: Path, shared: Path) -> list[PlannedRelease]:
   """Whatever private runs the folder holds, those of earlier sweeps and unfinished ones too."""
   own = [Ledger(path) for path in sorted(workdir.glob("*/seed_*/ledger.jsonl"))]
   notes = workdir.glob("*/seed_*/private/ledger_identity.json")
@@ -240,7 +241,7 @@ def _releases(workdir: Path, shared: Path) -> list[Release]:
   ]
 
 
-def _total(releases: Sequence[Release], delta: float) -> tuple[float | None, str]:
+def _total(releases: Sequence[PlannedRelease], delta: float) -> tuple[float | None, str]:
   """Epsilon of all releases together and its accountant; None, and why, where there is none."""
   try:
     found = account_releases(releases, delta)
@@ -275,5 +276,5 @@ def _write(workdir: Path, table: SweepTable) -> Path:
       if not table.private:
         (folder / f"sweep.{kind}").chmod(0o644)
   except OSError as error:
-    raise ValueError(f"cannot write to {str(folder)!r}: {error.strerror}.") from error
+    raise UserError(f"cannot write to {str(folder)!r}: {error.strerror}.") from error
   return folder / "sweep.html"

@@ -19,6 +19,7 @@ from dp_jax.training.setup.open_data import (is_strict, open_split)
 from dp_jax.training.setup.first_records import (check_first_records)
 from dp_jax.training.setup.reading import (as_trained, check_source)
 from dp_jax.training.release import Release, load_release, run_folder
+from dp_jax.errors import UserError
 
 
 def evaluate_release(path: Path, config: Config) -> dict[str, Any]:
@@ -69,7 +70,7 @@ def predict_release(path: Path, config: Config, out: Path) -> None:
   try:
     write_bytes(out, text.getvalue().encode())
   except OSError as error:
-    raise ValueError(f"cannot write {str(out)!r}: {error.strerror}.") from error
+    raise UserError(f"cannot write {str(out)!r}: {error.strerror}.") from error
 
 
 def _named(spec: ModelSpec, names: Sequence[str], probabilities: np.ndarray) -> str:
@@ -100,7 +101,7 @@ def held_out_loader(release: Release, config: Config, *, labelled: bool = True) 
   check_source(spec, data, source.info)
   named = source.info.class_names
   if named and spec.class_names and named != spec.class_names:
-    raise ValueError(f"the classes of {source.info.name} are not those of the model, in its order.")
+    raise UserError(f"the classes of {source.info.name} are not those of the model, in its order.")
   record = RecordSpec(spec.input_shape, spec.num_classes, spec.value_range, spec.multilabel)
   loader = UnitLoader(source, record, strict=is_strict(data))
   if labelled:  # predictions say of each record themselves that there is none

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 
+from dp_jax.errors import UserError
 from dp_jax.gradients.clipping import check_clip_norm, sensitivity
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.engines.dispatch import ClipAux
@@ -61,7 +62,7 @@ class ZeroHead:
     """Refuses what has no gradient, or a bound that float32 does not serve."""
     check_clip_norm(self.clip_norm)
     if self.num_classes < 2 or self.num_features < 1:
-      raise ValueError(
+      raise UserError(
         f"a head needs a feature and two classes, not {self.num_features} and {self.num_classes}."
       )
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dp_jax.errors import UserError
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.clipping import clipped_grad
 from dp_jax.gradients.compensated import Compensated
@@ -53,7 +54,7 @@ class Descent:
 
   def __post_init__(self) -> None:
     if not 0 <= self.average <= 1:
-      raise ValueError(f"average={self.average} must be from 0 to 1: it is a share of the steps.")
+      raise UserError(f"average={self.average} must be from 0 to 1: it is a share of the steps.")
 
   def transform(self) -> optax.GradientTransformation:
     """The optimizer of the noised, preconditioned mean gradient."""

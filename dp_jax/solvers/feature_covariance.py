@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
+from dp_jax.errors import UserError
 from dp_jax.privacy.shares import Part
 from dp_jax.solvers.descent import GRADIENT, Descent, descend
 from dp_jax.solvers.feature_units import FeatureData, Rows
@@ -53,7 +54,7 @@ class FeatureCovariance:
     parts = self.preprocessing.parts()
     if self.moment_share > 0:
       if self.preprocessing.public is not None:
-        raise ValueError(
+        raise UserError(
           f"moment_share={self.moment_share}, but public statistics give the moment; set it to 0."
         )
       square = ROW_NORM**2

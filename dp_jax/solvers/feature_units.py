@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dp_jax.errors import UserError
 from dp_jax.models.feature_head import Blocks, feature_map
 
 # {"inputs": float[B, K, d], "label": int32[B, K], "record_mask": bool[B, K]}
@@ -65,14 +66,14 @@ def array_data(
   shape = features.shape[:2]
   record_mask = np.ones(shape, bool) if record_mask is None else record_mask
   if features.ndim != 3 or labels.shape != shape or record_mask.shape != shape:
-    raise ValueError(
+    raise UserError(
       f"features {features.shape}, labels {labels.shape} and record_mask {record_mask.shape} do not"
       " fit together: give [N, d] and [N], or [N, K, d], [N, K] and [N, K]."
     )
   if shard_size < 1 or not len(features):
-    raise ValueError(f"shard_size={shard_size} of {len(features)} units; both must be at least 1.")
+    raise UserError(f"shard_size={shard_size} of {len(features)} units; both must be at least 1.")
   if num_units is not None and not num_units > 0:
-    raise ValueError(f"num_units={num_units} must be positive: sums are divided by it.")
+    raise UserError(f"num_units={num_units} must be positive: sums are divided by it.")
   size = min(shard_size, len(features))
 
   def shards() -> Iterator[Shard]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dp_jax.errors import UserError
 from dp_jax.gradients import compensated as pairs
 from dp_jax.privacy.shares import Part
 from dp_jax.solvers.descent import GRADIENT, gradient_sum
@@ -89,7 +90,7 @@ class Newton:
     """Refuses blocks that do not fit."""
     needed = _BYTES * num_classes * num_features**2
     if needed > self.memory_budget:
-      raise ValueError(
+      raise UserError(
         f"the Hessian of {num_classes} classes on {num_features} features takes"
         f" {needed / 2**30:.3g} GiB, over the {self.memory_budget / 2**30:.3g} GiB allowed; use"
         " feature_covariance, which needs one matrix, or raise memory_budget."

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dp_jax.errors import UserError
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.noise.add_noise import add_noise
 from dp_jax.gradients.noise.jax_keys import step_key
@@ -107,14 +108,14 @@ class Releases:
       ValueError: if the purpose or the step was not planned, or was claimed before.
     """
     if purpose not in self.mechanisms:
-      raise ValueError(
+      raise UserError(
         f"{purpose!r} was not planned; releases are {', '.join(self.mechanisms) or 'none'}."
       )
     mechanism = self.mechanisms[purpose]
     if not 0 <= step < mechanism.steps:
-      raise ValueError(f"step {step} of {purpose!r}, of which {mechanism.steps} were planned.")
+      raise UserError(f"step {step} of {purpose!r}, of which {mechanism.steps} were planned.")
     if (purpose, step) in self._claimed:
-      raise ValueError(f"step {step} of {purpose!r} was released before: plan another step.")
+      raise UserError(f"step {step} of {purpose!r} was released before: plan another step.")
     self._claimed.add((purpose, step))
     return mechanism, step_key(self.key, purpose, step)
 

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Protocol
 
+from dp_jax.errors import UserError
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
@@ -89,12 +90,12 @@ def solve(
   """
   secret = spec.adjacency == "add_or_remove_one"
   if secret and not data.declared:
-    raise ValueError(
+    raise UserError(
       "add_or_remove_one keeps the number of units secret: declare the data's num_units, the number"
       " to divide by, or use zero_out."
     )
   if key is not None and not key.is_test:
-    raise ValueError(
+    raise UserError(
       "give no key: one is drawn for each call. A fixed one, for tests, must say is_test=True."
     )
   mechanisms = plan(method, spec, data.num_units if secret else None)

@@ -46,6 +46,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dp_jax.errors import UserError
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.engines.norms import CLIP_MARGIN, per_unit_norms, scaled
@@ -80,7 +81,7 @@ def accumulate(rows: Rows, statistic: Statistic, *parameters: jax.Array) -> Comp
       total = pairs.zeros_like(jax.eval_shape(statistic, units, mask, *parameters).sum)
     total = _add(statistic, total, units, mask, *parameters)
   if total is None:
-    raise ValueError("there are no shards.")
+    raise UserError("there are no shards.")
   return total
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from dp_jax.errors import UserError
 from dp_jax.privacy import shares
 from dp_jax.privacy.accounting.accountants import Accounted
 from dp_jax.privacy.ledger import Ledger
@@ -33,7 +34,7 @@ def parts_of(record: Mapping[str, Any]) -> dict[str, Mechanism]:
     each["purpose"]: Mechanism.from_dict(each["mechanism"]) for each in record.get("parts", ())
   }
   if len(found) != len(record.get("parts", ())):
-    raise ValueError("a purpose repeats")
+    raise UserError("a purpose repeats")
   return found
 
 
@@ -58,7 +59,7 @@ def ledger_section(
   """
   ledger = Ledger.from_list([dict(entry) for entry in entries])
   if not _holds(ledger, mechanism, parts):
-    raise ValueError("the ledger does not hold the mechanism; reserve it before the first step")
+    raise UserError("the ledger does not hold the mechanism; reserve it before the first step")
   return {
     "head": ledger.head,
     "count": ledger.count,

@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from dp_jax.errors import UserError
 from dp_jax.files import atomic
 
 NAME = "manifest.json"
@@ -36,7 +37,7 @@ def write_manifest(release: str | os.PathLike[str]) -> Path:
   folder = Path(release)
   problems = listing_problems(folder)
   if problems:
-    raise ValueError(f"{problems[0]}; a release holds plain files and nothing else")
+    raise UserError(f"{problems[0]}; a release holds plain files and nothing else")
   files = {p.name: sha256(p) for p in sorted(folder.iterdir()) if p.name != NAME}
   path = folder / NAME
   atomic.write_text(path, json.dumps(files, indent=2, sort_keys=True) + "\n")
@@ -53,9 +54,9 @@ def read_manifest(release: str | os.PathLike[str]) -> dict[str, str]:
   content = read_json(path)
   for name, digest in content.items():
     if not _FILE_NAME.fullmatch(name) or name == NAME:
-      raise ValueError(f"{NAME} names {name!r}, which is not the name of a file in a release")
+      raise UserError(f"{NAME} names {name!r}, which is not the name of a file in a release")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-      raise ValueError(f"{NAME} gives no SHA-256 for {name}")
+      raise UserError(f"{NAME} gives no SHA-256 for {name}")
   return content
 
 
@@ -112,11 +113,11 @@ def read_json(path: Path) -> dict[str, Any]:
   try:
     content = parse_json(path.read_text(encoding="utf-8"))
   except OSError as error:
-    raise ValueError(f"cannot read {path.name} ({error.strerror})") from error
+    raise UserError(f"cannot read {path.name} ({error.strerror})") from error
   except (ValueError, RecursionError) as error:
-    raise ValueError(f"{path.name} is not strict JSON: {error}") from error
+    raise UserError(f"{path.name} is not strict JSON: {error}") from error
   if not isinstance(content, dict):
-    raise ValueError(f"{path.name} holds no JSON object")
+    raise UserError(f"{path.name} holds no JSON object")
   return content
 
 
@@ -139,22 +140,22 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
   if len(content) != len(pairs):
     names = [name for name, _ in pairs]
     twice = next(name for name in names if names.count(name) > 1)
-    raise ValueError(f"the key {twice!r} stands twice")
+    raise UserError(f"the key {twice!r} stands twice")
   return content
 
 
 def _refuse_constant(name: str) -> float:
-  raise ValueError(f"{name} is not a number")
+  raise UserError(f"{name} is not a number")
 
 
 def _finite(text: str) -> float:
   value = float(text)
   if not math.isfinite(value):
-    raise ValueError(f"{text[:40]} is too large for a number")
+    raise UserError(f"{text[:40]} is too large for a number")
   return value
 
 
 def _integer(text: str) -> int:
   if len(text) > _MAX_DIGITS:
-    raise ValueError(f"{text[:40]}... is too large for a count")
+    raise UserError(f"{text[:40]}... is too large for a count")
   return int(text)

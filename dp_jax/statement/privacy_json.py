@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dp_jax.errors import UserError
 from dp_jax.privacy import samplers, shares
 from dp_jax.privacy.master_key import GENERATOR, GENERATOR_KEY_BITS, SECRET_BYTES
 from dp_jax.privacy.mechanism import Mechanism
@@ -116,7 +117,7 @@ def privacy_record(facts: ReleaseFacts) -> dict[str, Any]:
   parts = facts.parts
   accounted = ledger_check.account_run(mechanism, parts, delta)
   if not math.isfinite(accounted.epsilon):
-    raise ValueError(
+    raise UserError(
       f"the mechanism (noise_multiplier {mechanism.noise_multiplier}) has no finite epsilon at "
       f"delta {delta}: there is nothing to state; use more noise"
     )
@@ -198,7 +199,7 @@ def bound(
     ValueError: if an evaluation is given of private data.
   """
   if evaluation is not None and record["declared"] != "public":
-    raise ValueError("an accuracy on private data is a release of its own: it has no place here")
+    raise UserError("an accuracy on private data is a release of its own: it has no place here")
   parameters = {**record["parameters"], "sha256": parameters_sha256}
   result = {**record, "parameters": parameters, "evaluation": evaluation}
   result["digest"] = record_digest(result)
@@ -261,19 +262,19 @@ def software_versions() -> dict[str, str]:
 def _check(facts: ReleaseFacts) -> None:
   mechanism = facts.mechanism
   if facts.parts and mechanism != shares.joint(tuple(facts.parts.values())):
-    raise ValueError("the mechanism is not the one release that the parts amount to")
+    raise UserError("the mechanism is not the one release that the parts amount to")
   if mechanism.adjacency != facts.spec.adjacency:
-    raise ValueError(
+    raise UserError(
       f"the target is for adjacency {facts.spec.adjacency}, the mechanism for "
       f"{mechanism.adjacency}; calibrate the mechanism from this target"
     )
   if facts.declared not in ("public", "private"):
-    raise ValueError(f"declared is {facts.declared!r}; it must be 'public' or 'private'")
+    raise UserError(f"declared is {facts.declared!r}; it must be 'public' or 'private'")
   secret = mechanism.adjacency == "add_or_remove_one"
   if facts.num_units is None and not secret:
-    raise ValueError(f"num_units is None, but it is public under adjacency {mechanism.adjacency}")
+    raise UserError(f"num_units is None, but it is public under adjacency {mechanism.adjacency}")
   if facts.num_units is not None and secret:
-    raise ValueError(
+    raise UserError(
       "num_units is given, but under add_or_remove_one to state the number of units is to break "
       "the guarantee; give None, or use adjacency zero_out"
     )
@@ -283,12 +284,12 @@ def _check(facts: ReleaseFacts) -> None:
     else mechanism.expected_batch_size(facts.num_units)
   )
   if expected is None or not math.isclose(expected, facts.expected_batch_size, rel_tol=1e-12):
-    raise ValueError(
+    raise UserError(
       f"expected_batch_size is {facts.expected_batch_size}, but the mechanism gives {expected} "
       f"for {facts.num_units} units; the divisor must be the public one"
     )
   if not 1 <= facts.trainable_parameters <= facts.total_parameters:
-    raise ValueError(
+    raise UserError(
       f"trainable_parameters is {facts.trainable_parameters} of {facts.total_parameters}; it must "
       "be between 1 and the total"
     )

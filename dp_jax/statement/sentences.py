@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from dp_jax.errors import UserError
 from dp_jax.statement import formatting
 from dp_jax.statement.unit_words import records_used, unit_name
 
@@ -78,7 +79,7 @@ def sampling_phrase(record: Record) -> str:
     return f"a uniform sample of {size} units without replacement"
   if record["sampling"] == "stream":
     return f"the next {size} units in a fixed order (no amplification by sampling)"
-  raise ValueError(
+  raise UserError(
     f"sampling {record['sampling']!r} is unknown to the statement; use one of full_batch, "
     "poisson, truncated_poisson, fixed_size, stream"
   )

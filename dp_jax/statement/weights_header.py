@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dp_jax.errors import UserError
 from dp_jax.models.pretrained.ancestry import GUARANTEE, lineage_of, warnings_about
 from dp_jax.statement import manifest
 
@@ -117,28 +118,28 @@ def _read(path: Path) -> tuple[int, dict[str, Any]]:
   with path.open("rb") as file:
     size = int.from_bytes(file.read(8), "little")
     if not 2 <= size <= _MAX_HEADER_BYTES:
-      raise ValueError(f"its header claims {size} bytes")
+      raise UserError(f"its header claims {size} bytes")
     header = manifest.parse_json(file.read(size).decode("utf-8"))
     rest = file.seek(0, os.SEEK_END) - 8 - size
   if not isinstance(header, dict):
-    raise ValueError("its header is not an object")
+    raise UserError("its header is not an object")
   total, end = 0, 0
   tensors = [tensor for name, tensor in header.items() if name != "__metadata__"]
   for tensor in sorted(tensors, key=lambda each: each["data_offsets"]):
     number = math.prod(_length(each) for each in tensor["shape"])
     start, stop = tensor["data_offsets"]
     if start != end or stop - start != number * _BYTES[tensor["dtype"]]:
-      raise ValueError("shapes, types and offsets in its header do not fit together")
+      raise UserError("shapes, types and offsets in its header do not fit together")
     total, end = total + number, stop
   if end != rest:
-    raise ValueError(f"it holds {rest} bytes of numbers, where its header has {end}")
+    raise UserError(f"it holds {rest} bytes of numbers, where its header has {end}")
   metadata = header.get("__metadata__", {})
   if not isinstance(metadata, dict):
-    raise ValueError("its metadata are not an object")
+    raise UserError("its metadata are not an object")
   return total, metadata
 
 
 def _length(value: Any) -> int:
   if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-    raise ValueError(f"{value!r} is not a length")
+    raise UserError(f"{value!r} is not a length")
   return value

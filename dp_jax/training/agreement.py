@@ -8,8 +8,16 @@ from typing import Any
 import jax
 import numpy as np
 
+from dp_jax.errors import UserError
 from dp_jax.files.atomic import write_text
-from dp_jax.parallel.hosts import agree, code_version, from_first, is_first, on_first, together
+from dp_jax.parallel.hosts import (
+  agree,
+  broadcast,
+  code_version,
+  is_process_0,
+  on_all_hosts,
+  on_process_0,
+)
 from dp_jax.parallel.mesh import describe
 from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.samplers import Sampler
@@ -61,16 +69,16 @@ def check_shared(folder: Path, name: str = "workdir") -> None:
   if jax.process_count() == 1:
     return
   mark = folder / ".hosts"
-  token = from_first(secrets.token_hex(16))
-  on_first(lambda: write_text(mark, token))
+  token = broadcast(secrets.token_hex(16))
+  on_process_0(lambda: write_text(mark, token))
 
   def look() -> None:
     if not mark.exists() or mark.read_text() != token:
-      raise ValueError(
+      raise UserError(
         f"{name} {str(folder)!r} is not the one of host 0: put it on a file system that all"
         " hosts share."
       )
 
-  together(look)
-  if is_first():
+  on_all_hosts(look)
+  if is_process_0():
     mark.unlink()

@@ -75,7 +75,7 @@ class Ahead:
     return self._made.pop(step)
 
 
-class Pace:
+class DispatchThrottle:
   """Waits for the devices, so that steps that are begun do not pile up.
 
   At most one step is begun before the one under way is done, or several short ones of few bytes:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 import jax
 
+from dp_jax.errors import UserError
 from dp_jax.files.atomic import write_text
-from dp_jax.parallel.hosts import SharedError, gather, on_first
+from dp_jax.parallel.hosts import SharedError, gather, on_process_0
 from dp_jax.parallel.stopping import Stopped
 from dp_jax.training.checkpoints.workdir import WorkDir
 from dp_jax.training.setup.prepare import Run
@@ -41,7 +42,7 @@ def release_stands(run: Run, folder: WorkDir) -> Iterator[None]:
       with contextlib.suppress(OSError):
         write_text(folder.private / "evaluation_error.txt", traceback.format_exc())
     done = folder.unprotected if run.privacy is None else folder.release
-    raise (SharedError if shared else ValueError)(
+    raise (SharedError if shared else UserError)(
       f"{str(done)!r} is complete, but what follows it, evaluation and report, failed ({what})."
       " Give the same command again for these alone, or evaluate the release by itself: no budget"
       " is spent again."
@@ -70,4 +71,4 @@ def note_bad_records(run: Run, folder: WorkDir) -> None:
     if any(found.values()):
       write_text(path, json.dumps(found, indent=2) + "\n")
 
-  on_first(write)
+  on_process_0(write)

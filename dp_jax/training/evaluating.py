@@ -7,7 +7,7 @@ import jax
 
 from dp_jax.evaluation.classification import HeldOut, evaluate
 from dp_jax.evaluation.multilabel import HeldOutLabels
-from dp_jax.parallel.hosts import on_first
+from dp_jax.parallel.hosts import on_process_0
 from dp_jax.parallel.mesh import place, shared_predict, to_host
 from dp_jax.training.checkpoints.checkpoint import Checkpoints
 from dp_jax.training.checkpoints.workdir import WorkDir, append_line
@@ -65,7 +65,7 @@ class Evaluation:
       self._board.scalars(step, "eval", metrics)
     if self._run.privacy is None:
       whole = state._replace(average=to_host(state.average))
-      on_first(lambda: keep_step(self._run, self._workdir, step, whole, held_out.table))
+      on_process_0(lambda: keep_step(self._run, self._workdir, step, whole, held_out.table))
 
   def close(self) -> None:
     """Nothing is held."""

@@ -116,7 +116,7 @@ class PrivateLog:
     return entry
 
 
-class Shown:
+class ProgressHook:
   """Progress: public numbers only.
 
   Args:
@@ -127,7 +127,7 @@ class Shown:
 
   def __init__(self, progress: Progress, run: Run, board: Board | None = None):
     self._progress, self._board = progress, board
-    self._spent = Spent(run)
+    self._spent = EpsilonSpent(run)
 
   def after_step(self, step: int, state: TrainState) -> None:
     """One more step is done."""
@@ -144,7 +144,7 @@ class Shown:
     self._progress.close()
 
 
-class Saving:
+class CheckpointHook:
   """A checkpoint each so many steps, and after the last.
 
   Args:
@@ -176,7 +176,7 @@ class Saving:
     """Nothing: whoever opened the checkpoints closes them."""
 
 
-class Spent:
+class EpsilonSpent:
   """Epsilon after so many steps, computed now and then: composing takes longer than a step."""
 
   def __init__(self, run: Run):

@@ -11,20 +11,20 @@ from dp_jax.data.pipeline import Microbatch, Pipeline, cut, default_workers, loa
 from dp_jax.gradients.engines.dispatch import ClipAux
 from dp_jax.gradients.noise.jax_keys import step_key
 from dp_jax.parallel.collectives import spread
-from dp_jax.parallel.hosts import from_first, gather, is_first
+from dp_jax.parallel.hosts import broadcast, gather, is_process_0
 from dp_jax.parallel.mesh import Feed, describe, own_rows, place, put_key
 from dp_jax.parallel.stopping import Stopped, StopSignal, listening
 from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.samplers import Sampler
 from dp_jax.solvers.closed_form import ZeroHead
 from dp_jax.training.agreement import agree_on_draws
-from dp_jax.training.ahead import Ahead, Pace, StepInputs, num_bytes
+from dp_jax.training.ahead import Ahead, DispatchThrottle, StepInputs, num_bytes
 from dp_jax.training.checkpoints.checkpoint import Checkpoints
 from dp_jax.training.checkpoints.run_key import environment, for_environment
 from dp_jax.training.checkpoints.workdir import WorkDir
 from dp_jax.training.evaluating import Evaluation
 from dp_jax.training.flops import units_per_second_at_peak
-from dp_jax.training.hooks import Hook, PrivateLog, Saving, Shown
+from dp_jax.training.hooks import CheckpointHook, Hook, PrivateLog, ProgressHook
 from dp_jax.training.progress import Progress
 from dp_jax.training.setup.engine_check import choose_engine
 from dp_jax.training.setup.prepare import Run
@@ -62,14 +62,14 @@ class Loop:
   pipeline: Pipeline | None = None
   zero_head: ZeroHead | None = None
   ahead: Ahead = dataclasses.field(default_factory=Ahead)
-  pace: Pace = dataclasses.field(default_factory=Pace)
+  pace: DispatchThrottle = dataclasses.field(default_factory=DispatchThrottle)
 
   def step(self, state: TrainState, step: int) -> TrainState:
     """One released step: sample, clip and sum by microbatches, add noise once, update.
 
     An empty batch is a step like any other: `finish` runs, adds the noise, and counts. The device
-    may still be at work when this returns; `Pace` says how far. Whatever goes to it or comes from
-    it is asked for by name: a transfer by accident would stop the host at each step.
+    may still be at work when this returns; `DispatchThrottle` says how far. Whatever goes to it or
+    comes from it is asked for by name: a transfer by accident would stop the host at each step.
     """
     with jax.transfer_guard("disallow"):
       indices, unit_key, noise_key, piece = self.ahead.take(
@@ -192,12 +192,12 @@ def run_steps(
     loop = stack.enter_context(loop.loading_ahead(range(done, steps)))
     bar = Progress(
       steps, done, run.expected_batch_size, label,
-      peak=units_per_second_at_peak(run), enabled=progress and is_first(),
+      peak=units_per_second_at_peak(run), enabled=progress and is_process_0(),
     )  # fmt: skip
-    saving = Saving(checkpoints, key, loop.log, run)
+    saving = CheckpointHook(checkpoints, key, loop.log, run)
     # Saving last: whoever goes on from a checkpoint has all that the other hooks made of its step.
     hooks: tuple[Hook, ...] = (
-      loop.log, Shown(bar, run, board), Evaluation(run, workdir, checkpoints, board), saving
+      loop.log, ProgressHook(bar, run, board), Evaluation(run, workdir, checkpoints, board), saving
     )  # fmt: skip
     for hook in hooks:
       stack.callback(hook.close)
@@ -235,7 +235,7 @@ def _loop(run: Run, workdir: WorkDir, key: MasterKey, board: Board | None = None
     stddev=run.mechanism.stddev if private else 0.0,
     expected_batch_size=run.expected_batch_size,
     ema=run.config.train.ema,
-    engine="auto" if only_zero else from_first(choose_engine(run)),
+    engine="auto" if only_zero else broadcast(choose_engine(run)),
     clipping=run.config.privacy.clipping,
     memory_budget=run.config.train.memory_budget,
     exact=run.mechanism.adjacency == "add_or_remove_one",
@@ -253,7 +253,7 @@ def _loop(run: Run, workdir: WorkDir, key: MasterKey, board: Board | None = None
 @contextlib.contextmanager
 def _board(run: Run, workdir: WorkDir, done: int) -> Iterator[Board | None]:
   """The event files of the run, if it is to have any."""
-  if not run.config.train.tensorboard or not is_first():
+  if not run.config.train.tensorboard or not is_process_0():
     yield None
     return
   board = Board(workdir.tensorboard(run.config.data.declared), done)

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from dp_jax.errors import UserError
 from dp_jax.files.atomic import write_bytes, write_text
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, FunctionalModel, split
@@ -70,7 +71,7 @@ class Release:
       ValueError: if the inputs have another shape than the model's.
     """
     if inputs.shape[1:] != self.spec.input_shape:
-      raise ValueError(f"inputs must be [N, *{self.spec.input_shape}], got {inputs.shape}.")
+      raise UserError(f"inputs must be [N, *{self.spec.input_shape}], got {inputs.shape}.")
     return np.asarray(self.predictor()(inputs))
 
   def predictor(self) -> Callable[[np.ndarray], Any]:

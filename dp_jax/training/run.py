@@ -14,7 +14,14 @@ from dp_jax.config.run_config import Config
 from dp_jax.evaluation.classification import HeldOut
 from dp_jax.evaluation.multilabel import HeldOutLabels
 from dp_jax.files.atomic import write_text
-from dp_jax.parallel.hosts import from_first, is_first, on_first, share_key, stopping_all, together
+from dp_jax.parallel.hosts import (
+  broadcast,
+  is_process_0,
+  on_all_hosts,
+  on_process_0,
+  share_key,
+  stopping_all,
+)
 from dp_jax.parallel.mesh import to_host
 from dp_jax.parallel.stopping import Stopped
 from dp_jax.privacy.ledger import Ledger
@@ -109,20 +116,20 @@ def train(
     Stopped: on SIGTERM, with a checkpoint from which the same call goes on.
   """
   start = time.monotonic()
-  run = together(lambda: prepare(config))
+  run = on_all_hosts(lambda: prepare(config))
   for warning in run.warnings:
     _log.warning("warning: %s", warning)
-  fixed_key = together(
+  fixed_key = on_all_hosts(
     lambda: None if test_key_file is None else MasterKey.from_file(test_key_file)
   )
   agree_on_run(run, fixed_key)
   folder = WorkDir(workdir)
   with contextlib.ExitStack() as stack:
-    on_first(lambda: stack.enter_context(folder.open(config.to_dict())))
+    on_process_0(lambda: stack.enter_context(folder.open(config.to_dict())))
     stack.enter_context(owner_only())
     stack.enter_context(_full_disk_is_told(workdir))
     check_shared(workdir)
-    if not from_first(folder.result.exists()):
+    if not broadcast(folder.result.exists()):
       checkpoints = Checkpoints(
         folder.checkpoints, config.checkpoint.keep, run.fingerprint(), environment(),
         config.checkpoint.best_metric,
@@ -130,7 +137,7 @@ def train(
       try:
         with stopping_all():
           if checkpoints.latest() is None:
-            together(lambda: _check_all(run, progress))
+            on_all_hosts(lambda: _check_all(run, progress))
           begun, ledger = begin(
             run, folder, checkpoints,
             new_key=lambda: fixed_key or share_key(MasterKey.from_os),
@@ -152,14 +159,14 @@ def train(
       finally:
         checkpoints.close()
       # Before anything is released: with a key, the noise could be taken away.
-      on_first(lambda: delete_keys(folder.checkpoints))
+      on_process_0(lambda: delete_keys(folder.checkpoints))
       with stopping_all():
-        on_first(lambda: finish(folder, ledger, ledger_file))
+        on_process_0(lambda: finish(folder, ledger, ledger_file))
         _complete(run, folder, state, released, begun.test_key, ledger, start)
     if not _is_public(run):
       _log.info(REMINDER)
     # The folder may have been moved since.
-    done = from_first(json.loads(folder.result.read_text()) if is_first() else None)
+    done = broadcast(json.loads(folder.result.read_text()) if is_process_0() else None)
     return Result(**{**done, "workdir": str(folder.path)})
 
 
@@ -221,14 +228,16 @@ def _complete(
   """
   whole = state._replace(average=to_host(state.average))
   # The first host has a ledger.
-  on_first(lambda: write_parameters(run, folder, whole, released, test_key, cast(Ledger, ledger)))
-  on_first(lambda: complete_release(run, folder))
+  on_process_0(
+    lambda: write_parameters(run, folder, whole, released, test_key, cast(Ledger, ledger))
+  )
+  on_process_0(lambda: complete_release(run, folder))
   with release_stands(run, folder):
     note_bad_records(run, folder)
     evaluation = evaluate_state(run, state)
     note_bad_records(run, folder)
-    on_first(lambda: _write_measured(run, folder, released, evaluation))
-    on_first(lambda: _write_result(run, folder, int(state.step), evaluation, start))
+    on_process_0(lambda: _write_measured(run, folder, released, evaluation))
+    on_process_0(lambda: _write_result(run, folder, int(state.step), evaluation, start))
 
 
 def _is_public(run: Run) -> bool:

@@ -11,6 +11,7 @@ from dp_jax.config.run_config import Config
 from dp_jax.data.pipeline import in_order
 from dp_jax.data.records import RecordSpec
 from dp_jax.data.units import UnitLoader
+from dp_jax.errors import UserError
 from dp_jax.gradients.noise.add_noise import check_stddev
 from dp_jax.models.feature_head import Blocks, check_blocks
 from dp_jax.privacy.master_key import MasterKey
@@ -59,14 +60,14 @@ class Solving:
 def check_features(record: RecordSpec) -> None:
   """Refuses records that are not features of one class."""
   if record.multilabel:
-    raise ValueError("a solver fits one class a record, but these records have several labels.")
+    raise UserError("a solver fits one class a record, but these records have several labels.")
   if tuple(record.value_range) != (-1, 1):
-    raise ValueError(
+    raise UserError(
       f"a solver takes features as they are, not of the range {record.value_range}: set"
       " data.value_range to (-1, 1)."
     )
   if len(record.input_shape) != 1:
-    raise ValueError(f"a solver takes vectors, not inputs of shape {record.input_shape}.")
+    raise UserError(f"a solver takes vectors, not inputs of shape {record.input_shape}.")
 
 
 def make_solving(
@@ -88,12 +89,12 @@ def make_solving(
   secret = spec.adjacency == "add_or_remove_one"
   declared = config.privacy.expected_batch_size
   if secret and declared is None:
-    raise ValueError(
+    raise UserError(
       "adjacency add_or_remove_one keeps the number of units secret: declare"
       " privacy.expected_batch_size, the number to divide by, or use zero_out."
     )
   if not secret and declared is not None:
-    raise ValueError(
+    raise UserError(
       f"privacy.expected_batch_size={declared} has no meaning here: the number of units is public"
       f" under {spec.adjacency}."
     )

@@ -15,6 +15,7 @@ import optax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from dp_jax.errors import UserError
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.clipping import MEMORY_BUDGET, clipped_grad
 from dp_jax.gradients.compensated import Compensated
@@ -108,7 +109,7 @@ def build_step(
     ValueError: if only one of clipping and noise is left out.
   """
   if (clip_norm is None) != (stddev == 0):
-    raise ValueError(f"clip_norm={clip_norm!r} and stddev={stddev!r}: set both, or neither.")
+    raise UserError(f"clip_norm={clip_norm!r} and stddev={stddev!r}: set both, or neither.")
   step = _Step(
     loss, optimizer, clip_norm, stddev, expected_batch_size, ema, engine, clipping, memory_budget,
     exact, one_device() if mesh is None else mesh,

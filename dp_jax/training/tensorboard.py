@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dp_jax.errors import UserError
+
 
 class Board:
   """Plots of one run. A process that goes on with a run writes a file of its own.
@@ -55,7 +57,7 @@ def check_available() -> None:
   try:
     import tensorboard.summary.writer.event_file_writer  # noqa: F401
   except ImportError as error:
-    raise ValueError(
+    raise UserError(
       "train.tensorboard=True needs the package tensorboard: pip install 'dp_jax[tensorboard]', or"
       " leave it out."
     ) from error

@@ -34,7 +34,7 @@ from dp_jax.parallel.stopping import StopSignal
 from dp_jax.privacy.master_key import MasterKey
 from dp_jax.training import loop as loop_module
 from dp_jax.training.checkpoints.workdir import WorkDir
-from dp_jax.training.hooks import Hook, Shown
+from dp_jax.training.hooks import Hook, ProgressHook
 from dp_jax.training.loop import Loop, follow
 from dp_jax.training.progress import Progress
 from dp_jax.training.setup.prepare import prepare
@@ -108,7 +108,7 @@ def measure(width: int, rate: float, steps: int, repeats: int) -> dict[str, Any]
     workdir.private.mkdir()
     loop = loop_module._loop(run, workdir, MasterKey.from_os())
     bar = Progress(10_000, 0, run.expected_batch_size, "", stream=io.StringIO())
-    hooks: tuple[Hook, ...] = (loop.log, Shown(bar, run))
+    hooks: tuple[Hook, ...] = (loop.log, ProgressHook(bar, run))
     state = init_state(run.params, run.optimizer, run.mesh)
     state = bare(loop, state, range(WARM_UP), [])
     state = whole(loop, hooks, state, range(WARM_UP), [])

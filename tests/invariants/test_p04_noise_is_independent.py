@@ -34,8 +34,8 @@ class Linear:
   def loss(self, frozen, params, unit, key):
     del frozen, key
     # The label stands for the unit's number; the gradient in "b" is zero but for rounding.
-    is_first = jnp.all(unit["inputs"] == 0) & (unit["label"][0] == 0)
-    return params["a"][0] * jnp.where(is_first, self.size, 0.0) + 0.0 * jnp.sum(params["b"])
+    is_process_0 = jnp.all(unit["inputs"] == 0) & (unit["label"][0] == 0)
+    return params["a"][0] * jnp.where(is_process_0, self.size, 0.0) + 0.0 * jnp.sum(params["b"])
 
   def made_up_units(self, count, max_records_per_unit):
     del max_records_per_unit

@@ -16,7 +16,7 @@ from dp_jax.privacy import (
   Stream,
   TruncatedPoisson,
 )
-from dp_jax.privacy.accounting.composition import Release, account_releases
+from dp_jax.privacy.accounting.composition import PlannedRelease, account_releases
 from dp_jax.privacy.tuning import Selection
 
 DELTA = 1e-5
@@ -27,7 +27,7 @@ STREAM = Mechanism(Stream(10, 200), 6.0, 30)
 
 
 def together(*mechanisms):
-  return account_releases([Release(each) for each in mechanisms], DELTA)
+  return account_releases([PlannedRelease(each) for each in mechanisms], DELTA)
 
 
 def test_gaussians_compose_exactly():
@@ -75,13 +75,17 @@ def test_rdp_composes_what_it_has():
 
 
 def test_without_a_common_accountant_epsilons_and_deltas_add():
-  selection = Release(FULL, None, Selection(3.0))
-  found = account_releases([Release(TRUNCATED), selection], DELTA)
+  selection = PlannedRelease(FULL, None, Selection(3.0))
+  found = account_releases([PlannedRelease(TRUNCATED), selection], DELTA)
   assert found.accountant == "pld+rdp"
   assert "epsilons add" in found.reason
-  halves = [account_releases([each], DELTA / 2).epsilon for each in (Release(TRUNCATED), selection)]
+  halves = [
+    account_releases([each], DELTA / 2).epsilon for each in (PlannedRelease(TRUNCATED), selection)
+  ]
   assert found.epsilon <= sum(halves) * (1 + 1e-6)
-  wholes = [account_releases([each], DELTA).epsilon for each in (Release(TRUNCATED), selection)]
+  wholes = [
+    account_releases([each], DELTA).epsilon for each in (PlannedRelease(TRUNCATED), selection)
+  ]
   assert found.epsilon > sum(wholes) * 0.95
 
 
@@ -93,8 +97,8 @@ def test_fixed_size_and_poisson_under_replace_one_add():
 
 def test_nothing_and_parts_of_a_release():
   assert account_releases([], DELTA).epsilon == 0.0
-  assert account_releases([Release(FULL, 0)], DELTA).epsilon == 0.0
-  one = account_releases([Release(POISSON, 5), Release(POISSON, 6)], DELTA).epsilon
+  assert account_releases([PlannedRelease(FULL, 0)], DELTA).epsilon == 0.0
+  one = account_releases([PlannedRelease(POISSON, 5), PlannedRelease(POISSON, 6)], DELTA).epsilon
   assert one == pytest.approx(POISSON.epsilon(DELTA, 11), rel=1e-9)
 
 
@@ -109,7 +113,7 @@ def test_residuals_of_the_sampler_add_up():
   delta = 150 * one
   small.account(delta)
   with pytest.raises(SamplerTailError):
-    account_releases([Release(small), Release(small)], delta)
+    account_releases([PlannedRelease(small), PlannedRelease(small)], delta)
 
 
 def test_no_noise_anywhere_has_no_bound():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import strategies as st
 
 from dp_jax.privacy import FullBatch, Mechanism, Poisson, PrivacySpec, TruncatedPoisson, calibrate
-from dp_jax.privacy.accounting.composition import Release, account_releases
+from dp_jax.privacy.accounting.composition import PlannedRelease, account_releases
 
 few = hypothesis.settings(max_examples=5, deadline=None, derandomize=True, database=None)
 
@@ -99,6 +99,6 @@ def test_truncation_never_helps(rate, noise, count, spare):
 @few
 @hypothesis.given(rates, noises, steps, st.integers(1, 400))
 def test_composing_two_halves_is_composing_the_whole(rate, noise, first, second):
-  halves = [Release(Mechanism(Poisson(rate), noise, each)) for each in (first, second)]
+  halves = [PlannedRelease(Mechanism(Poisson(rate), noise, each)) for each in (first, second)]
   whole = epsilon(rate, noise, first + second, 1e-5, "pld")
   assert account_releases(halves, 1e-5).epsilon == pytest.approx(whole, rel=1e-9)

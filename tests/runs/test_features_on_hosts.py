@@ -124,7 +124,7 @@ def test_a_host_writes_its_share_and_the_first_completes_no_less_than_all(
   shards = ResumableShards(tmp_path / "out", extraction.manifest, private=True)
   monkeypatch.setattr(jax, "process_index", lambda: 1)
   monkeypatch.setattr(jax, "process_count", lambda: 2)
-  monkeypatch.setattr(extract_features, "from_first", lambda value: value)
+  monkeypatch.setattr(extract_features, "broadcast", lambda value: value)
 
   def gone(seconds):
     raise KeyboardInterrupt

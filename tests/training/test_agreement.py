@@ -36,17 +36,17 @@ def test_hidden_facts_are_named_without_their_values(monkeypatch):
 def test_what_one_host_cannot_do_stops_all_with_its_name(monkeypatch):
   _as_hosts(monkeypatch, ["no such file"])
   with pytest.raises(hosts.SharedError, match="host 1: no such file All hosts stop"):
-    hosts.together(lambda: 1)
+    hosts.on_all_hosts(lambda: 1)
   _as_hosts(monkeypatch, [""])
-  assert hosts.together(lambda: 1) == 1
+  assert hosts.on_all_hosts(lambda: 1) == 1
 
 
 def test_one_host_alone_does_the_plain_thing():
   key = MasterKey(bytes(32))
   assert hosts.share_key(lambda: key) is key
-  assert hosts.gather("x") == ["x"] and hosts.from_first({"a": 1}) == {"a": 1}
+  assert hosts.gather("x") == ["x"] and hosts.broadcast({"a": 1}) == {"a": 1}
   with pytest.raises(OSError):
-    hosts.on_first(lambda: (_ for _ in ()).throw(OSError("disk")))
+    hosts.on_process_0(lambda: (_ for _ in ()).throw(OSError("disk")))
   hosts.agree({"a": 1}, {})
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dp_jax.training import ahead
-from dp_jax.training.ahead import Ahead, Pace, StepInputs
+from dp_jax.training.ahead import Ahead, DispatchThrottle, StepInputs
 
 
 def _inputs(made, count=10):
@@ -54,7 +54,7 @@ def _furthest(monkeypatch, seconds, nbytes, steps=40):
   """How many steps were begun and not done, at most; after the first few."""
   clock, pace, begun, furthest = [0.0, 0.0], None, [], 0
   monkeypatch.setattr(ahead.time, "monotonic", lambda: clock[0])
-  pace = Pace()
+  pace = DispatchThrottle()
   for step in range(steps):
     begun.append(Result(clock, seconds))
     pace.begun(begun[-1], nbytes)

@@ -21,6 +21,7 @@ from dp_jax.data.sources.source import Record, RecordError, SourceInfo, Unlabell
 from dp_jax.data.sources.table import Table, read_table
 from dp_jax.data.sources.table_spec import TableSpec
 from dp_jax.data.unit_ids import canonical
+from dp_jax.errors import UserError
 from dp_jax.files.ordinary import sample_digest, sizes_of
 
 UNKNOWN = -1  # a label that is not known
@@ -47,7 +48,7 @@ class CsvSource:
       ValueError: if there is no such column, or no row.
     """
     if not table.num_rows:
-      raise ValueError(f"{name} has no rows")
+      raise UserError(f"{name} has no rows")
     self._table, self._spec, self._decoder = table, spec, decoder
     self._errors: dict[int, RecordError] = {}
     self._labels = self._read_labels()
@@ -243,11 +244,11 @@ def open_csv(
     ValueError: if there is no such file, column or split.
   """
   if not path:
-    raise ValueError("the csv source needs a path: set data.path to a file or folder")
+    raise UserError("the csv source needs a path: set data.path to a file or folder")
   location = Path(path)
   chosen = spec.split_column is not None or spec.eval_fraction is not None
   if location.is_dir() == chosen:
-    raise ValueError(
+    raise UserError(
       f"data.path={path!r} must be a folder with {split}.csv, or a file with data.split_column or"
       " data.eval_fraction set"
     )

@@ -10,6 +10,7 @@ import numpy as np
 from sklearn import datasets
 
 from dp_jax.data.sources.source import ArraySource, SourceInfo
+from dp_jax.errors import UserError
 
 IMAGE_SHAPE = (8, 8, 1)
 VALUE_RANGE = (0.0, 16.0)
@@ -35,7 +36,7 @@ def open_digits(split: str, *, seed: int = 0) -> ArraySource:
     ValueError: if `split` is neither "train" nor "test".
   """
   if split not in ("train", "test"):
-    raise ValueError(f"digits has the splits train and test, not {split!r}")
+    raise UserError(f"digits has the splits train and test, not {split!r}")
   scans = datasets.load_digits()
   permutation = np.random.Generator(np.random.PCG64(seed)).permutation(len(scans.target))
   num_train = int(TRAIN_FRACTION * len(permutation))

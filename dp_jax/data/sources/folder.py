@@ -11,6 +11,7 @@ import numpy as np
 
 from dp_jax.data.sources.images import ImageDecoder
 from dp_jax.data.sources.source import DataError, Record, RecordError, SourceInfo, no_column
+from dp_jax.errors import UserError
 from dp_jax.files.ordinary import sample_digest
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
@@ -54,15 +55,15 @@ class FolderSource:
         name of a folder is a detail, since it may be that of a person.
     """
     if not path:
-      raise ValueError("the folder source needs a path: set data.path to a folder")
+      raise UserError("the folder source needs a path: set data.path to a folder")
     root = Path(path) / split
     if not root.is_dir():
-      raise ValueError(f"no such folder: {root} (data.path is {path!r})")
+      raise UserError(f"no such folder: {root} (data.path is {path!r})")
     declared = class_names or ()
     found = sorted(entry.name for entry in os.scandir(root) if _is_class(entry, declared))
     classes = tuple(found) if class_names is None else class_names
     if len({*classes}) != len(classes):
-      raise ValueError(f"class_names has {len(classes)} names, of which {len({*classes})} differ")
+      raise UserError(f"class_names has {len(classes)} names, of which {len({*classes})} differ")
     unknown = sorted({*found} - {*classes})
     if unknown:
       raise DataError(
@@ -79,7 +80,7 @@ class FolderSource:
       self._sizes += [size for _, size in listed]
       labels += [label] * len(listed)
     if not labels:
-      raise ValueError(f"{root} has no {', '.join(EXTENSIONS)} files in class folders")
+      raise UserError(f"{root} has no {', '.join(EXTENSIONS)} files in class folders")
     self._labels = np.asarray(labels, np.int64)
     self._info = SourceInfo(
       name=f"folder/{split}",

@@ -11,6 +11,7 @@ import numpy as np
 
 from dp_jax.data.sources.images import ImageDecoder
 from dp_jax.data.sources.source import DataError, Record, RecordError, SourceInfo, no_column
+from dp_jax.errors import UserError
 from dp_jax.files.ordinary import sample_digest, sizes_of
 
 
@@ -46,13 +47,13 @@ class HfSource:
     try:
       import datasets
     except ImportError as error:
-      raise ValueError(
+      raise UserError(
         f"the hf source needs the package datasets: pip install 'dp_jax[hf]' ({error})"
       ) from error
     if not path:
-      raise ValueError("the hf source needs a path: set data.path to a folder of save_to_disk")
+      raise UserError("the hf source needs a path: set data.path to a folder of save_to_disk")
     if not Path(path).is_dir():
-      raise ValueError(f"no such folder: {path}")
+      raise UserError(f"no such folder: {path}")
     try:
       loaded = datasets.load_from_disk(path)
     except Exception as error:  # it raises many types
@@ -62,9 +63,9 @@ class HfSource:
         " ".join(str(error).split()),
       ) from None
     if not isinstance(loaded, datasets.DatasetDict):
-      raise ValueError(f"{path} has no splits: save a DatasetDict of them")
+      raise UserError(f"{path} has no splits: save a DatasetDict of them")
     if split not in loaded:
-      raise ValueError(f"{path} has no split {split!r}; it has {', '.join(loaded)}")
+      raise UserError(f"{path} has no split {split!r}; it has {', '.join(loaded)}")
     whole = loaded[split]
     features = whole.features
     images = [name for name, kind in features.items() if isinstance(kind, datasets.Image)]
@@ -74,7 +75,7 @@ class HfSource:
     self._decoder = decoder if self._input in images else None
     if self._input in images:
       if decoder is None:
-        raise ValueError("encoded images are brought to one public shape: declare data.input_shape")
+        raise UserError("encoded images are brought to one public shape: declare data.input_shape")
       whole = whole.cast_column(self._input, datasets.Image(decode=False))
     self._folder, self._whole = Path(path) / split, whole
     self._rows = whole.select_columns([self._input, self._label])
@@ -83,7 +84,7 @@ class HfSource:
     kind = features[self._label]
     names = tuple(kind.names) if isinstance(kind, datasets.ClassLabel) else ()
     if not names and "int" not in str(getattr(kind, "dtype", "")):
-      raise ValueError(f"column {self._label!r} holds no labels: {kind}")
+      raise UserError(f"column {self._label!r} holds no labels: {kind}")
     shape, dtype = (
       (self._decoder.shape, "uint8") if self._decoder else _array(self._input, features)
     )
@@ -201,7 +202,7 @@ def _array(name: str, features: Any) -> tuple[tuple[int, ...], str]:
   shape = getattr(kind, "shape", None) or (getattr(kind, "length", -1),)
   dtype = str(getattr(kind, "dtype", None) or getattr(kind.feature, "dtype", ""))
   if min(shape) < 1 or len(shape) not in (1, 3) or not dtype.startswith(("float", "uint", "int")):
-    raise ValueError(
+    raise UserError(
       f"column {name!r} must hold images, vectors of one length or arrays of one shape, not {kind}"
     )
   return tuple(shape), dtype if dtype in ("uint8", "float16", "float32") else "float32"

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from dp_jax.data.sources.source import Interpolation, RecordError, ResizePolicy
+from dp_jax.errors import UserError
 from dp_jax.files.ordinary import open_regular
 
 RESIZE_POLICIES: tuple[str, ...] = get_args(ResizePolicy)
@@ -64,18 +65,18 @@ class ImageDecoder:
   def __post_init__(self) -> None:
     """Refuses what cannot be decoded to."""
     if len(self.shape) != 3 or min(self.shape) < 1 or self.shape[2] not in (1, 3):
-      raise ValueError(
+      raise UserError(
         f"encoded images need input_shape (height, width, 1 or 3), not {tuple(self.shape)}"
       )
     if self.resize not in RESIZE_POLICIES:
-      raise ValueError(f"resize {self.resize!r} is not one of {', '.join(RESIZE_POLICIES)}")
+      raise UserError(f"resize {self.resize!r} is not one of {', '.join(RESIZE_POLICIES)}")
     if self.interpolation not in _FILTERS:
       known = ", ".join(_FILTERS)
-      raise ValueError(f"interpolation {self.interpolation!r} is not one of {known}")
+      raise UserError(f"interpolation {self.interpolation!r} is not one of {known}")
     if not 0 < self.crop_fraction <= 1:
-      raise ValueError(f"crop_fraction must be above 0 and at most 1, not {self.crop_fraction}")
+      raise UserError(f"crop_fraction must be above 0 and at most 1, not {self.crop_fraction}")
     if self.resize != "centre_crop" and self.crop_fraction != 1:
-      raise ValueError(
+      raise UserError(
         f"crop_fraction={self.crop_fraction} has no meaning under resize {self.resize!r}"
       )
     # A warning or a log line would tell of a record; what matters raises. A warning is counted to

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dp_jax.data.sources.npy_shards import MANIFEST, as_stored, file_name
+from dp_jax.errors import UserError
 from dp_jax.files.folder_lock import held
 
 _PLAN = "unfinished_manifest.json"
@@ -85,7 +86,7 @@ class ResumableShards:
     for split, counts in self._manifest["splits"].items():
       for shard in range(len(counts)):
         if not self.has(split, shard):
-          raise ValueError(
+          raise UserError(
             f"{str(self._folder)!r} lacks shards of {split!r}: give the same command again."
           )
     self.note(MANIFEST, self._manifest)
@@ -100,10 +101,10 @@ class ResumableShards:
       try:
         found = json.loads(file.read_text())
       except ValueError as error:
-        raise ValueError(f"{file} is not JSON ({error}): choose a new folder.") from error
+        raise UserError(f"{file} is not JSON ({error}): choose a new folder.") from error
       different = list(_differences(found, self._manifest, hidden=_SECRET if self._private else {}))
       if different:
-        raise ValueError(
+        raise UserError(
           f"{str(self._folder)!r} holds other arrays: {'; '.join(different)}. Choose a new folder."
         )
       for left in self._folder.glob(".*.tmp"):
@@ -112,7 +113,7 @@ class ResumableShards:
     # Hidden files: the lock, and what a process left that was killed while it wrote the plan.
     others = sorted(each.name for each in self._folder.iterdir() if not each.name.startswith("."))
     if others:
-      raise ValueError(
+      raise UserError(
         f"{str(self._folder)!r} is not empty ({', '.join(others[:3])}): choose a new folder."
       )
     if self._private:

@@ -27,6 +27,7 @@ import ml_dtypes
 import numpy as np
 
 from dp_jax.data.sources.source import DataError, SourceInfo, no_column
+from dp_jax.errors import UserError
 from dp_jax.files.ordinary import WHOLE_BYTES
 
 MANIFEST = "manifest.json"
@@ -51,7 +52,7 @@ class NpyShards:
       ValueError: if the folder or split is not there, or the files do not fit each other.
     """
     if not path:
-      raise ValueError("the npy source needs a path: set data.path to a folder of .npy shards")
+      raise UserError("the npy source needs a path: set data.path to a folder of .npy shards")
     self._folder, self._split = Path(path), split
     manifest = _read_manifest(self._folder, split)
     inputs = self._open("inputs", manifest)
@@ -69,12 +70,12 @@ class NpyShards:
         )
     dtype = first.dtype.name
     if dtype not in INPUT_DTYPES or first.ndim not in (2, 4):
-      raise ValueError(
+      raise UserError(
         f"{self._folder}: inputs must be {', '.join(INPUT_DTYPES)} of shape [n, features] or"
         f" [n, H, W, C], not {dtype} of {first.ndim} dimensions"
       )
     if declared not in (None, dtype):
-      raise ValueError(f"{self._folder}: inputs are {dtype}, but {MANIFEST} says {declared}")
+      raise UserError(f"{self._folder}: inputs are {dtype}, but {MANIFEST} says {declared}")
     num_classes = self._num_classes(manifest.get("num_classes"))
     self._starts = np.cumsum([0, *map(len, self._inputs)])
     origin = manifest.get("origin")
@@ -166,7 +167,7 @@ class NpyShards:
     if first.ndim == 1:
       return declared
     if declared not in (None, first.shape[1]):
-      raise ValueError(f"{self._folder}: {first.shape[1]} labels a record, not {declared}")
+      raise UserError(f"{self._folder}: {first.shape[1]} labels a record, not {declared}")
     return int(first.shape[1])
 
   def _open(self, name: str, manifest: Mapping[str, Any]) -> list[np.ndarray]:
@@ -222,12 +223,12 @@ def _length(shard: Path) -> int:
 def _read_manifest(folder: Path, split: str) -> dict[str, Any]:
   """The manifest, with "shards", the number of records of each shard of the split."""
   if not folder.is_dir():
-    raise ValueError(f"no such folder: {folder}")
+    raise UserError(f"no such folder: {folder}")
   file = folder / MANIFEST
   if not file.exists():
     shards = sorted(folder.glob(f"{split}_labels_*.npy"))
     if not shards:
-      raise ValueError(f"{folder} has neither {MANIFEST} nor {split}_labels_00000.npy")
+      raise UserError(f"{folder} has neither {MANIFEST} nor {split}_labels_00000.npy")
     return {"shards": [_length(shard) for shard in shards]}
   try:
     manifest = json.loads(file.read_text())
@@ -236,4 +237,4 @@ def _read_manifest(folder: Path, split: str) -> dict[str, Any]:
       return {**manifest, "shards": [int(count) for count in splits[split]]}
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise DataError(f"{file} is no manifest of .npy shards", repr(error)) from None
-  raise ValueError(f"{folder} has no split {split!r}; it has {', '.join(splits) or 'none'}")
+  raise UserError(f"{folder} has no split {split!r}; it has {', '.join(splits) or 'none'}")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dp_jax.data.sources.npy_shards import INPUT_DTYPES, MANIFEST, as_stored, file_name
+from dp_jax.errors import UserError
 
 _RESERVED = ("inputs", "labels")
 
@@ -48,9 +49,9 @@ class ShardWriter:
     self._folder = Path(folder)
     self._folder.mkdir(parents=True, exist_ok=True)
     if any(self._folder.iterdir()):
-      raise ValueError(f"{str(self._folder)!r} is not empty: choose a new folder")
+      raise UserError(f"{str(self._folder)!r} is not empty: choose a new folder")
     if records_per_shard < 1:
-      raise ValueError(f"records_per_shard must be at least 1, not {records_per_shard}")
+      raise UserError(f"records_per_shard must be at least 1, not {records_per_shard}")
     self._records_per_shard = records_per_shard
     self._kinds: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
     self._waiting: dict[str, list[np.ndarray]] = {}
@@ -87,7 +88,7 @@ class ShardWriter:
     if split != self._split:
       self._end_split()
       if split in self._manifest["splits"]:
-        raise ValueError(f"split {split!r} was written before: append its records in one go")
+        raise UserError(f"split {split!r} was written before: append its records in one go")
       self._manifest["splits"][split] = []
       self._split = split
     for name, array in arrays.items():
@@ -103,7 +104,7 @@ class ShardWriter:
     """
     self._end_split()
     if not self._kinds:
-      raise ValueError(f"{str(self._folder)!r}: no records were added")
+      raise UserError(f"{str(self._folder)!r}: no records were added")
     shape, dtype = self._kinds["inputs"]
     self._manifest |= {
       "input_shape": list(shape),
@@ -118,24 +119,24 @@ class ShardWriter:
     kinds = {name: (array.shape[1:], array.dtype) for name, array in arrays.items()}
     sizes = {len(array) for array in arrays.values()}
     if len(sizes) != 1:
-      raise ValueError(f"inputs, labels and columns have different lengths: {sorted(sizes)}")
+      raise UserError(f"inputs, labels and columns have different lengths: {sorted(sizes)}")
     if kinds["inputs"][1].name not in INPUT_DTYPES:
-      raise ValueError(f"inputs must be {', '.join(INPUT_DTYPES)}, not {kinds['inputs'][1]}")
+      raise UserError(f"inputs must be {', '.join(INPUT_DTYPES)}, not {kinds['inputs'][1]}")
     shape, dtype = kinds["labels"]
     if len(shape) > 1 or dtype.kind not in ("uif" if shape else "ui"):
-      raise ValueError(
+      raise UserError(
         f"labels must be integers [n], or numbers [n, num_classes], not {dtype} [n, {shape}]"
       )
     for name in {*kinds} - {*_RESERVED}:
       if kinds[name][0] != () or kinds[name][1].kind not in "biufU":
-        raise ValueError(f"column {name!r} must be numbers or strings of shape [n]")
+        raise UserError(f"column {name!r} must be numbers or strings of shape [n]")
     # Strings of other lengths have other dtypes.
     strings = {name for name, (_, dtype) in kinds.items() if dtype.kind == "U"}
     if self._kinds and (
       {*kinds} != {*self._kinds}
       or any(kinds[name] != self._kinds[name] for name in {*kinds} - strings)
     ):
-      raise ValueError(f"records of shape and dtype {kinds} after {self._kinds}")
+      raise UserError(f"records of shape and dtype {kinds} after {self._kinds}")
     self._kinds = kinds
 
   def _num_waiting(self) -> int:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dp_jax.data.sources.source import ArraySource, DataError, SourceInfo
+from dp_jax.errors import UserError
 
 # Tried in this order; SPLIT stands for the name of the split.
 _IMAGE_KEYS = ("SPLIT_image", "SPLIT_images", "x_SPLIT", "SPLIT_features")
@@ -38,7 +39,7 @@ def open_npz(path: str | None, split: str) -> ArraySource:
       [N, H, W] or [N, H, W, C] numbers, or [N, d] numbers that are not uint8, and N integers.
   """
   if not path:
-    raise ValueError("the npz source needs a path: set data.path to a file or folder")
+    raise UserError("the npz source needs a path: set data.path to a file or folder")
   location = pathlib.Path(path)
   if location.is_dir():
     file = location / f"{split}.npz"
@@ -49,7 +50,7 @@ def open_npz(path: str | None, split: str) -> ArraySource:
     image_keys = tuple(key.replace("SPLIT", split) for key in _IMAGE_KEYS)
     label_keys = tuple(key.replace("SPLIT", split) for key in _LABEL_KEYS)
   if not file.is_file():
-    raise ValueError(f"no such file: {file} (data.path is {path!r})")
+    raise UserError(f"no such file: {file} (data.path is {path!r})")
   images, labels = _read_arrays(file, image_keys, label_keys)
   images, labels = _checked(file, images, labels)
   prefix = "" if location.is_dir() else f"{split}_"
@@ -85,7 +86,7 @@ def _read_arrays(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Reads the two arrays under the first of their names that the file has."""
   if not zipfile.is_zipfile(file):
-    raise ValueError(f"{file} is not an .npz archive")
+    raise UserError(f"{file} is not an .npz archive")
   found = []
   with _load(file) as arrays:
     for keys in (image_keys, label_keys):
@@ -142,7 +143,7 @@ def _checked(
       f"they must be {len(images)} integers, one per image, not {labels.dtype} {labels.shape}",
     )
   if not len(images):
-    raise ValueError(f"{file}: the arrays are empty")
+    raise UserError(f"{file}: the arrays are empty")
   if images.ndim == 3:
     images = images[..., None]
   if images.dtype != np.uint8:

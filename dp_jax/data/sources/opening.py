@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dp_jax.data.sources.source import Head, Interpolation, ResizePolicy, Source
 from dp_jax.data.sources.table_spec import TableSpec
+from dp_jax.errors import UserError
 
 
 def open_source(
@@ -55,7 +56,7 @@ def open_source(
   # Imported here so that a source's own dependencies are only needed where it is used.
   source: Source
   if num_records is not None and num_records < 1:
-    raise ValueError(f"num_records must be at least 1, not {num_records}")
+    raise UserError(f"num_records must be at least 1, not {num_records}")
   if name == "rendered_digits":
     from dp_jax.data.sources import rendered_digits
 
@@ -82,7 +83,7 @@ def open_source(
     from dp_jax.data.sources import csv_source, images
 
     if table is None:
-      raise ValueError("the source csv needs a TableSpec")
+      raise UserError("the source csv needs a TableSpec")
     image_decoder = None
     if table.image_column is not None:
       image_decoder = images.ImageDecoder(
@@ -105,7 +106,7 @@ def open_source(
 
     source = tfds_source.TfdsSource(name.removeprefix("tfds:"), split, data_dir=path)
   else:
-    raise ValueError(
+    raise UserError(
       f"unknown data source {name!r}; use one of digits, rendered_digits, npz, npy, folder,"
       " csv, hf, tfds:NAME"
     )
@@ -114,7 +115,7 @@ def open_source(
 
 def _image_shape(shape: tuple[int, ...] | None) -> tuple[int, int, int]:
   if shape is None or len(shape) != 3:
-    raise ValueError(
+    raise UserError(
       "encoded images are brought to one public shape: declare data.input_shape as"
       f" (height, width, channels), for example (224, 224, 3), not {shape}"
     )

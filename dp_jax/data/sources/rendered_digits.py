@@ -17,6 +17,7 @@ from scipy import special
 from dp_jax.data.sources.digits import CLASS_NAMES, IMAGE_SHAPE, VALUE_RANGE
 from dp_jax.data.sources.source import ArraySource, SourceInfo
 from dp_jax.data.sources.strokes import digit_strokes
+from dp_jax.errors import UserError
 
 DEFAULT_NUM_RECORDS = 20_000
 
@@ -102,9 +103,9 @@ def open_rendered_digits(
     ValueError: if `split` is neither "train" nor "test", or num_records is below 1.
   """
   if split not in ("train", "test"):
-    raise ValueError(f"rendered_digits has the splits train and test, not {split!r}")
+    raise UserError(f"rendered_digits has the splits train and test, not {split!r}")
   if num_records < 1:
-    raise ValueError(f"num_records must be at least 1, not {num_records}")
+    raise UserError(f"num_records must be at least 1, not {num_records}")
   labels = np.arange(num_records, dtype=np.int64) % 10
   entropy = np.random.SeedSequence([seed, ("train", "test").index(split)])
   # One uniform double is one 64-bit output of the counter, so row i is the same for any length.

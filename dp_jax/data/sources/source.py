@@ -15,12 +15,14 @@ from typing import Any, Literal, Protocol
 import ml_dtypes
 import numpy as np
 
+from dp_jax.errors import UserError
+
 Record = Mapping[str, Any]
 ResizePolicy = Literal["centre_crop", "stretch", "none"]
 Interpolation = Literal["bilinear", "bicubic"]
 
 
-class DataError(ValueError):
+class DataError(UserError):
   """What is wrong with data, in words that no record has a part in.
 
   Attributes:
@@ -46,10 +48,10 @@ def telling(public: bool) -> Iterator[None]:
   except DataError as error:
     if not public or not error.detail:
       raise
-    raise ValueError(f"{error}; {error.detail}") from None
+    raise UserError(f"{error}; {error.detail}") from None
 
 
-class RecordError(ValueError):
+class RecordError(UserError):
   """One record cannot be read or decoded; the others may well be fine."""
 
 
@@ -172,7 +174,7 @@ class ArraySource:
     """
     expected = (info.num_records, *(info.input_shape or ()))
     if images.shape != expected or labels.shape != (info.num_records,):
-      raise ValueError(
+      raise UserError(
         f"{info.name}: images {images.shape} and labels {labels.shape} do not fit the declared "
         f"{expected} and {(info.num_records,)}"
       )
@@ -182,7 +184,7 @@ class ArraySource:
     self._columns = dict(columns or {})
     for name, values in self._columns.items():
       if values.shape != labels.shape:
-        raise ValueError(f"{info.name}: column {name!r} has shape {values.shape}")
+        raise UserError(f"{info.name}: column {name!r} has shape {values.shape}")
 
   @property
   def info(self) -> SourceInfo:

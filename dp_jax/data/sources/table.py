@@ -20,6 +20,7 @@ from pyarrow import csv as arrow_csv
 from dp_jax.data.group_columns import to_numbers
 from dp_jax.data.sources.absent import ABSENT
 from dp_jax.data.sources.source import DataError
+from dp_jax.errors import UserError
 
 # Of a longer cell `strings` has a hash: an array of strings is as wide as the longest of them, so
 # that one record could take all memory.
@@ -123,7 +124,7 @@ def read_table(path: Path, missing: tuple[str, ...] | None = None) -> Table:
   try:
     content = path.read_bytes()
   except OSError as error:
-    raise ValueError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
   malformed: dict[int, str] = {}
 
   def note(row: arrow_csv.InvalidRow) -> str:
@@ -156,7 +157,7 @@ def _names(path: Path, content: bytes) -> list[str]:
   except csv.Error:
     names = []
   if not names or "\ufffd" in "".join(names):
-    raise ValueError(f"{path}: its first line must name the columns, in UTF-8")
+    raise UserError(f"{path}: its first line must name the columns, in UTF-8")
   twice = {name for name in names if names.count(name) > 1}
   if twice:
     raise DataError(
@@ -174,7 +175,7 @@ def _check_quotes(path: Path, content: bytes) -> None:
     for _ in csv.reader(_text(content), strict=True):
       pass
   except csv.Error:
-    raise ValueError(
+    raise UserError(
       f"{path} has a quote that nothing closes, or text after a closing one: the lines that follow"
       ' would be one cell. Close it; a quote within a quoted cell is written twice ("").'
     ) from None

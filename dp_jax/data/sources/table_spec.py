@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from dp_jax.errors import UserError
+
 Uncertain = Literal["zeros", "ones", "ignore"]
 Blank = Literal["zeros", "ignore"]
 
@@ -60,54 +62,54 @@ class TableSpec:
   def __post_init__(self) -> None:
     """Refuses what contradicts itself, naming keys of the data section."""
     if bool(self.features) == (self.image_column is not None):
-      raise ValueError("the csv source needs data.features or data.image_column, one of them")
+      raise UserError("the csv source needs data.features or data.image_column, one of them")
     if len(self.feature_ranges) != len(self.features):
-      raise ValueError(
+      raise UserError(
         f"data.feature_ranges has {len(self.feature_ranges)} entries for the"
         f" {len(self.features)} of data.features; give (low, high) for each"
       )
     for name, ends in zip(self.features, self.feature_ranges, strict=True):
       if len(ends) != 2 or not ends[0] < ends[1]:
-        raise ValueError(f"data.feature_ranges: {name} needs (low, high), low < high, not {ends}")
+        raise UserError(f"data.feature_ranges: {name} needs (low, high), low < high, not {ends}")
     if self.feature_defaults is not None and len(self.feature_defaults) != len(self.features):
-      raise ValueError(
+      raise UserError(
         f"data.feature_defaults={self.feature_defaults} must have one value for each of"
         f" data.features"
       )
     if self.multilabel == bool(self.class_names) or not self.label_columns:
-      raise ValueError(
+      raise UserError(
         f"data.label_columns={self.label_columns} needs data.class_names, the cells of each class,"
         " if it is one column, and not if there are several, which are the classes themselves"
       )
     if len(set(self.class_names)) < len(self.class_names):
-      raise ValueError(f"data.class_names={self.class_names} names a class twice")
+      raise UserError(f"data.class_names={self.class_names} names a class twice")
     both = {*self.class_names} & {*(self.missing_values or ())}
     if both:
-      raise ValueError(
+      raise UserError(
         f"data.missing_values={self.missing_values} has {min(both)!r}, which data.class_names says"
         " is a class: leave it out of one of them"
       )
     if len(self.class_names) > 2 and (self.uncertain, self.blank) != ("ignore", "ignore"):
-      raise ValueError(
+      raise UserError(
         f"data.uncertain={self.uncertain!r} and data.blank={self.blank!r} are for labels of yes"
         f" and no, not for {len(self.class_names)} classes; use ignore"
       )
     columns = [*self.features, *self.label_columns, *filter(None, [self.image_column])]
     twice = {name for name in columns if columns.count(name) > 1}
     if twice:
-      raise ValueError(f"the column {min(twice)!r} is used twice as feature or label")
+      raise UserError(f"the column {min(twice)!r} is used twice as feature or label")
     self._check_split()
 
   def _check_split(self) -> None:
     if self.eval_fraction is None:
       return
     if self.split_column is not None or self.unit_column is None:
-      raise ValueError(
+      raise UserError(
         f"data.eval_fraction={self.eval_fraction} splits by unit: it needs privacy.unit to name a"
         " column, and no data.split_column"
       )
     if not 0 < self.eval_fraction < 1:
-      raise ValueError(f"data.eval_fraction={self.eval_fraction} must lie between 0 and 1")
+      raise UserError(f"data.eval_fraction={self.eval_fraction} must lie between 0 and 1")
 
   @property
   def multilabel(self) -> bool:

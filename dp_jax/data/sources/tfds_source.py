@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dp_jax.data.sources.source import DataError, Record, RecordError, SourceInfo, no_column
+from dp_jax.errors import UserError
 from dp_jax.files.ordinary import sample_digest, sizes_of
 
 
@@ -46,7 +47,7 @@ class TfdsSource:
     try:
       import tensorflow_datasets as tfds
     except ImportError as error:
-      raise ValueError(
+      raise UserError(
         f"reading tfds:{name} needs tensorflow-datasets and array_record: "
         f"pip install 'dp_jax[tfds]' ({error})"
       ) from error
@@ -128,10 +129,10 @@ def _source_info(
   """Reads shape, dtype and classes off the declared features."""
   for key in keys:
     if key not in features:
-      raise ValueError(f"{name} has no feature {key!r}; it has {', '.join(sorted(features))}")
+      raise UserError(f"{name} has no feature {key!r}; it has {', '.join(sorted(features))}")
   image, label = (features[key] for key in keys)
   if len(image.shape) != 3:
-    raise ValueError(f"{name}: feature {keys[0]!r} must be [H, W, C], not {image.shape}")
+    raise UserError(f"{name}: feature {keys[0]!r} must be [H, W, C], not {image.shape}")
   is_uint8 = np.dtype(image.np_dtype) == np.uint8
   return SourceInfo(
     name=name,

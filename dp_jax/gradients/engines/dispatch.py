@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from dp_jax.errors import UserError
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.engines import looped
@@ -84,7 +85,7 @@ def clipped_sum(
     return _by_map(engine, loss_fn, params, units, mask, keys, rule, memory_budget, exact)
   except NotImplementedError as error:  # of jax: a primitive that vmap has no rule for
     if engine != "auto":
-      raise ValueError(
+      raise UserError(
         f"engine {engine!r} cannot map this loss over units ({error}): use engine 'auto' or 'loop',"
         " which take one unit at a time."
       ) from error
@@ -132,7 +133,7 @@ def engine_for(engine: Engine, no_map: str | None) -> Engine:
   if engine == "auto":
     _tell_once(f"clipping in a loop, since vmap over units may mix them: {no_map}")
     return "loop"
-  raise ValueError(
+  raise UserError(
     f"engine {engine!r} maps the loss over units by vmap, which may mix them here: {no_map}. Use"
     " engine 'auto' or 'loop', which take one unit at a time."
   )

@@ -7,6 +7,8 @@ from typing import Any
 
 import jax
 
+from dp_jax.errors import UserError
+
 
 def temporary_bytes(function: Callable[..., Any], *args: Any) -> float:
   """The temporary memory of a function in bytes; infinite if it is too much to compile.
@@ -26,7 +28,7 @@ def temporary_bytes(function: Callable[..., Any], *args: Any) -> float:
     return math.inf
   analysis = compiled.memory_analysis()
   if analysis is None:
-    raise ValueError(
+    raise UserError(
       f"the backend {jax.default_backend()!r} gives no memory analysis, which microbatch_size"
       " 'auto' needs: give a number."
     )
@@ -49,7 +51,7 @@ def largest_microbatch(bytes_of: Callable[[int], float], num_units: int, budget:
   exponents = range(math.ceil(math.log2(num_units)))
   fitting = bisect.bisect_left(exponents, True, key=lambda e: bytes_of(2**e) > budget)
   if fitting == 0:
-    raise ValueError(
+    raise UserError(
       f"one unit takes {bytes_of(1):,.0f} bytes of temporary memory, more than memory_budget="
       f"{budget:,.0f}: raise the budget, use engine 'ghost' or train fewer parameters."
     )

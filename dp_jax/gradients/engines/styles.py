@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dp_jax.errors import UserError
 from dp_jax.gradients.engines.norms import CLIP_MARGIN, LARGEST_RATIO, total_norms
 from dp_jax.gradients.options import is_number
 
@@ -81,9 +82,9 @@ def check_style(clipping: Any) -> StyleName | Shares:
   if isinstance(clipping, tuple) and all(isinstance(x, tuple) and len(x) == 2 for x in clipping):
     pairs, clipping = clipping, dict(clipping)
     if len(clipping) != len(pairs):
-      raise ValueError(f"a clipping group is given twice in {pairs!r}.")
+      raise UserError(f"a clipping group is given twice in {pairs!r}.")
   if not isinstance(clipping, Mapping) or not clipping:
-    raise ValueError(
+    raise UserError(
       f"clipping {clipping!r} is not one of {', '.join(STYLES)}, or a mapping from regular"
       " expressions on parameter paths to shares of the squared clip norm."
     )
@@ -91,14 +92,12 @@ def check_style(clipping: Any) -> StyleName | Shares:
     try:
       re.compile(pattern)
     except (re.error, TypeError) as error:
-      raise ValueError(
-        f"clipping group {pattern!r} is not a regular expression: {error}."
-      ) from None
+      raise UserError(f"clipping group {pattern!r} is not a regular expression: {error}.") from None
     if not (is_number(share) and 0 < share <= 1):
-      raise ValueError(f"the share of clipping group {pattern!r} must be in (0, 1], got {share!r}.")
+      raise UserError(f"the share of clipping group {pattern!r} must be in (0, 1], got {share!r}.")
   total = math.fsum(clipping.values())
   if abs(total - 1) > 1e-9:
-    raise ValueError(f"the shares of the clipping groups must sum to 1, got {total!r}.")
+    raise UserError(f"the shares of the clipping groups must sum to 1, got {total!r}.")
   return tuple(sorted((pattern, float(share)) for pattern, share in clipping.items()))
 
 
@@ -118,7 +117,7 @@ def make_rule(clipping: StyleName | Shares, clip_norm: float, params: PyTree) ->
   group_of = tuple(_only_group(path, [pattern for pattern, _ in clipping]) for path in paths)
   for group, (pattern, _) in enumerate(clipping):
     if group not in group_of:
-      raise ValueError(f"clipping group {pattern!r} matches none of {', '.join(paths)}.")
+      raise UserError(f"clipping group {pattern!r} matches none of {', '.join(paths)}.")
   return ClipRule(group_of, tuple(clip_norm * math.sqrt(share) for _, share in clipping))
 
 
@@ -127,7 +126,7 @@ def _only_group(path: str, patterns: Sequence[str]) -> int:
   if len(found) == 1:
     return found[0]
   names = ", ".join(repr(patterns[i]) for i in found or range(len(patterns)))
-  raise ValueError(
+  raise UserError(
     f"parameter {path!r} is in {len(found)} clipping groups and must be in exactly one:"
     f" {'it matches' if found else 'it matches none of'} {names}."
   )

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dp_jax.errors import UserError
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated, two_sum
 from dp_jax.gradients.ghost.rules import Lookup, lookup_cotangent
@@ -84,7 +85,7 @@ def _limbs(units: int, tokens: int, width: int, nets: int) -> tuple[int, int, in
   coarse = min(_COARSE, 30 - largest - math.ceil(math.log2(max(1, units))))
   fine = 31 - math.ceil(math.log2(max(2, tokens)))
   if fine < 1:
-    raise ValueError(f"{tokens} lookups in one sum are too many: give a smaller microbatch_size.")
+    raise UserError(f"{tokens} lookups in one sum are too many: give a smaller microbatch_size.")
   wanted = max(_BITS, 13 + math.ceil(math.log2(max(1, tokens // units) * math.sqrt(width))))
   return coarse, fine, max(1, -(-(wanted - coarse) // fine))
 

@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from dp_jax.errors import UserError
 
-class UnsupportedError(ValueError):
+
+class UnsupportedError(UserError):
   """The ghost engine has no sound way to clip this loss; the vmap engine has."""
 
 
@@ -51,7 +53,7 @@ class Value:
   def parameter(cls, array: Any, index: int, exact: Any) -> "Value":
     """The parameter of this index, and its copy for `exact`."""
     if not is_real(array):
-      raise ValueError(
+      raise UserError(
         f"params must be real floating-point arrays; leaf {index} is {array.dtype}. Keep other"
         " leaves outside of the parameters."
       )

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from dp_jax.errors import UserError
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.compensated import Compensated, two_sum
 from dp_jax.gradients.noise.gaussian import standard_normal
@@ -76,7 +77,7 @@ def check_stddev(stddev: Any) -> None:
     ValueError: naming the value and the range.
   """
   if not is_number(stddev) or not 1e-25 <= stddev <= 1e25:
-    raise ValueError(
+    raise UserError(
       "stddev (noise_multiplier x clip_norm) must be a number between 1e-25 and 1e25, got"
       f" {stddev!r}."
     )
@@ -146,11 +147,11 @@ def _check_sum(updates: PyTree, expected: set[Shapes] | None) -> None:
   if expected is None or got in expected:
     return
   if not expected:
-    raise ValueError(
+    raise UserError(
       "update needs the parameters, to see that the updates are a sum over units and not"
       " per-example gradients: call update(total, state, params)."
     )
-  raise ValueError(
+  raise UserError(
     "a transform that adds noise takes the sum over units that clipped_grad returns, with the"
     f" shapes of the parameters; got {got}, the parameters have {' or '.join(map(str, expected))}."
     " For per-example gradients use differentially_private_aggregate."
@@ -164,9 +165,9 @@ def is_tracing() -> bool:
 
 def _check_key(key: Any) -> None:
   if not isinstance(key, jax.Array) or not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-    raise ValueError("key must be a typed key: jax.random.wrap_key_data of secret bits.")
+    raise UserError("key must be a typed key: jax.random.wrap_key_data of secret bits.")
   if key.ndim != 0:
-    raise ValueError(f"key must be a single key, got an array of keys of shape {key.shape}.")
+    raise UserError(f"key must be a single key, got an array of keys of shape {key.shape}.")
 
 
 def _float32_pair(total: Any, error: Any) -> tuple[jax.Array, jax.Array]:
@@ -175,7 +176,7 @@ def _float32_pair(total: Any, error: Any) -> tuple[jax.Array, jax.Array]:
                   for x in (total, error))  # fmt: skip
   for x in (total, error):
     if not jnp.issubdtype(x.dtype, jnp.floating):
-      raise ValueError(f"noise is added to real floating point numbers, got {x.dtype}.")
+      raise UserError(f"noise is added to real floating point numbers, got {x.dtype}.")
   if jnp.float64 in (total.dtype, error.dtype):
     with pairs.double_precision():
       total, error = pairs.from_float64(total.astype(jnp.float64) + error)

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
+from dp_jax.errors import UserError
+
 PyTree = Any
 
 # Stands for the key while `init` is traced. It holds nothing: shapes can be asked for, by
@@ -15,7 +17,7 @@ _secret_key_p = Primitive("secret_key_of_the_noise")
 
 
 def _refuse(*args: Any, **params: Any) -> Any:
-  raise ValueError(
+  raise UserError(
     "init of a transform that adds noise was called inside a traced function (jit, scan): the"
     " secret key would be compiled into it. Call init outside and pass the state as an argument."
     " For shapes alone use jax.eval_shape(init, params)."
@@ -70,7 +72,7 @@ def _batched(
   del axis_size
   key_batched, arrays_batched = in_batched
   if any(arrays_batched) and not key_batched:
-    raise ValueError(
+    raise UserError(
       "vmap over a transform that adds noise would add the same noise to every sum, and their"
       " difference would be released without any. Make one state for each, by init outside of"
       " vmap with a key of its own, and stack the states."

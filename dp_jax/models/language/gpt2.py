@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from dp_jax.errors import UserError
 from dp_jax.models.layers.transformer import Block, BlockConfig, make_dropout, make_norm
 
 # "124m" is the smallest published model; "10m" has its shape at a size that trains on a CPU.
@@ -28,7 +29,7 @@ def build(size: str, **arguments: Any) -> "GPT2":
     ValueError: if the size is unknown or the numbers do not fit each other.
   """
   if size not in SIZES:
-    raise ValueError(f"size={size!r} is not one of {', '.join(SIZES)}.")
+    raise UserError(f"size={size!r} is not one of {', '.join(SIZES)}.")
   return GPT2(**{**SIZES[size], **arguments})
 
 
@@ -95,7 +96,7 @@ class GPT2(nnx.Module):
     """
     length = tokens.shape[1]
     if length > self.context:
-      raise ValueError(
+      raise UserError(
         f"sequences of {length} tokens do not fit the context of {self.context}; cut them."
       )
     if mask is not None:

@@ -6,6 +6,8 @@ from typing import Any
 import jax
 from flax import nnx
 
+from dp_jax.errors import UserError
+
 # Matches the names of the low-rank factors, and of nothing else.
 LORA_PARAMETERS = r"(^|\.)lora_[ab]$"
 
@@ -33,7 +35,7 @@ class LoRALinear(nnx.Linear):
       ValueError: if the rank is not positive.
     """
     if rank < 1:
-      raise ValueError(f"rank={rank} must be at least 1.")
+      raise UserError(f"rank={rank} must be at least 1.")
     super().__init__(
       base.in_features, base.out_features, use_bias=base.use_bias, dtype=base.dtype,
       param_dtype=base.param_dtype, precision=base.precision, dot_general=base.dot_general,
@@ -90,7 +92,7 @@ def add_lora(
   }
   names = [name for name in layers if chosen(name)]
   if not names:
-    raise ValueError(f"no linear layer was chosen for LoRA from {', '.join(layers) or 'none'}.")
+    raise UserError(f"no linear layer was chosen for LoRA from {', '.join(layers) or 'none'}.")
   for name in names:
     path, layer = layers[name]
     parent: Any = model

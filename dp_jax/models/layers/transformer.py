@@ -12,6 +12,8 @@ from flax import nnx
 from jax.nn.initializers import Initializer
 from jax.typing import DTypeLike
 
+from dp_jax.errors import UserError
+
 # Far below any score, and finite: a difference of two of them is not NaN.
 MASKED_SCORE = -1e30
 
@@ -44,9 +46,9 @@ class BlockConfig:
 
   def __post_init__(self) -> None:
     if self.width % self.heads:
-      raise ValueError(f"width={self.width} must be divisible by heads={self.heads}.")
+      raise UserError(f"width={self.width} must be divisible by heads={self.heads}.")
     if not 0 <= self.dropout < 1:
-      raise ValueError(f"dropout={self.dropout} must be at least 0 and below 1.")
+      raise UserError(f"dropout={self.dropout} must be at least 0 and below 1.")
 
 
 def make_dropout(rate: float, rngs: nnx.Rngs) -> nnx.Dropout:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import ROUND_CEILING, Context
 from typing import Any
 
+from dp_jax.errors import UserError
 from dp_jax.files import checks
 from dp_jax.privacy.spec import ADJACENCIES
 
@@ -61,18 +62,18 @@ class Ancestor:
     if self.sha256 is not None and not (
       isinstance(self.sha256, str) and re.fullmatch("[0-9a-f]{64}", self.sha256)
     ):
-      raise ValueError("sha256 is not 64 hexadecimal digits")
+      raise UserError("sha256 is not 64 hexadecimal digits")
     for field, known in (("test_key", (True, False)), ("traced", (True, False)),
                          ("protected", (True, False, None))):  # fmt: skip
       value = getattr(self, field)
       if not any(value is each for each in known):
-        raise ValueError(f"{field} is {_shown(value)}, not one of {', '.join(map(str, known))}")
+        raise UserError(f"{field} is {_shown(value)}, not one of {', '.join(map(str, known))}")
     if self.declared not in ("public", "private", None):
-      raise ValueError(f"declared is {_shown(self.declared)}, neither 'public' nor 'private'")
+      raise UserError(f"declared is {_shown(self.declared)}, neither 'public' nor 'private'")
     if (self.protected is None) != (self.declared is None):
-      raise ValueError("only one of protected and declared is known")
+      raise UserError("only one of protected and declared is known")
     if self.test_key and not self.protected:
-      raise ValueError("test_key is true of what no noise was added to")
+      raise UserError("test_key is true of what no noise was added to")
     self._check_guarantee()
 
   def _check_guarantee(self) -> None:
@@ -80,14 +81,12 @@ class Ancestor:
     if all(each is None for each in given):
       return
     if not self.protected or any(each is None for each in given):
-      raise ValueError("epsilon, delta, unit and adjacency go together, with protected")
+      raise UserError("epsilon, delta, unit and adjacency go together, with protected")
     object.__setattr__(self, "epsilon", checks.non_negative("epsilon", self.epsilon))
     object.__setattr__(self, "delta", checks.open_unit("delta", self.delta))
     object.__setattr__(self, "unit", _short("unit", self.unit))
     if self.adjacency not in ADJACENCIES:
-      raise ValueError(
-        f"adjacency is {_shown(self.adjacency)}, not one of {', '.join(ADJACENCIES)}"
-      )
+      raise UserError(f"adjacency is {_shown(self.adjacency)}, not one of {', '.join(ADJACENCIES)}")
 
   @property
   def is_release(self) -> bool:
@@ -124,17 +123,17 @@ def lineage_of(about: Mapping[str, Any], sha256: str, name: str) -> Lineage:
     return (Ancestor(name, sha256, None, None, traced=False),)
   try:
     if not isinstance(about.get("protected"), bool):
-      raise ValueError(f"protected is {_shown(about.get('protected'))}, not True or False")
+      raise UserError(f"protected is {_shown(about.get('protected'))}, not True or False")
     guarantee = about.get("guarantee", {})
     if not isinstance(guarantee, dict) or set(guarantee) not in (set(), set(GUARANTEE)):
-      raise ValueError(f"guarantee is no object of {', '.join(GUARANTEE)}")
+      raise UserError(f"guarantee is no object of {', '.join(GUARANTEE)}")
     own = Ancestor(
       name, sha256, about["protected"], about.get("declared", "private"),
       test_key=about.get("test_key", False), traced="ancestry" in about, **guarantee,
     )  # fmt: skip
     return merged((own,), from_list(about.get("ancestry", [])))
   except ValueError as error:
-    raise ValueError(
+    raise UserError(
       f"the header of the weights {_short('name', name)!r} does not say what this project writes of"
       f" where they came from: {error}."
     ) from error
@@ -147,16 +146,16 @@ def from_list(entries: Any) -> Lineage:
     ValueError: naming what is wrong with which entry.
   """
   if not isinstance(entries, list) or len(entries) > MOST:
-    raise ValueError(f"the ancestry is no list of at most {MOST} entries")
+    raise UserError(f"the ancestry is no list of at most {MOST} entries")
   names = tuple(field.name for field in dataclasses.fields(Ancestor))
   found = []
   for index, entry in enumerate(entries):
     try:
       if not isinstance(entry, dict) or set(entry) != set(names):
-        raise ValueError(f"it does not have the fields {', '.join(names)}")
+        raise UserError(f"it does not have the fields {', '.join(names)}")
       found.append(Ancestor(**entry))
     except ValueError as error:
-      raise ValueError(f"entry {index} of the ancestry: {error}") from error
+      raise UserError(f"entry {index} of the ancestry: {error}") from error
   return tuple(found)
 
 
@@ -179,9 +178,9 @@ def of_features(origin: Mapping[str, Any]) -> Lineage:
     try:
       found = from_list(origin["weights_ancestry"])
       if not found or found[0].sha256 != digest:
-        raise ValueError("the ancestry does not begin with weights_sha256")
+        raise UserError("the ancestry does not begin with weights_sha256")
     except ValueError as error:
-      raise ValueError(f"the manifest of the features is malformed: {error}.") from error
+      raise UserError(f"the manifest of the features is malformed: {error}.") from error
     return found
   if not digest:
     return ()
@@ -201,7 +200,7 @@ def merged(*lineages: Iterable[Ancestor]) -> Lineage:
   """
   found = tuple(dict.fromkeys(each for lineage in lineages for each in lineage))
   if len(found) > MOST:
-    raise ValueError(
+    raise UserError(
       f"there are {len(found)} weights files behind these, and at most {MOST} are kept track of:"
       " start from weights with fewer runs behind them"
     )
@@ -217,7 +216,7 @@ def warnings_of(lineage: Sequence[Ancestor]) -> tuple[str, ...]:
   """
   for steps, each in enumerate(lineage):
     if each.is_exposed:
-      raise ValueError(_exposed(lineage[0], each, steps))
+      raise UserError(_exposed(lineage[0], each, steps))
   said = [text for steps, each in enumerate(lineage) for text in warnings_about(each, steps)]
   return tuple(dict.fromkeys(said))
 
@@ -266,7 +265,7 @@ def _called(each: Ancestor) -> str:
 def _short(field: str, text: Any) -> str:
   """A name as one short line of what can be printed: it may be anybody's."""
   if not isinstance(text, str):
-    raise ValueError(f"{field} is {_shown(text)}, not a text")
+    raise UserError(f"{field} is {_shown(text)}, not a text")
   line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
   return line if len(line) <= _LETTERS else f"{line[: _LETTERS - 3]}..."
 

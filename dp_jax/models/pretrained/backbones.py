@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from dp_jax.errors import UserError
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, split
 from dp_jax.models.pretrained import weights
@@ -75,7 +76,7 @@ def load_backbone(
     lineage = weights.lineage(Path(file))
     spec, arrays, digest = weights.load_with_digest(Path(file))
     if spec.name != name:
-      raise ValueError(f"{file!r} holds a {spec.name!r}, not a {name!r}.")
+      raise UserError(f"{file!r} holds a {spec.name!r}, not a {name!r}.")
   warnings = warnings_of(lineage)
   _check_images(spec, input_shape)
   # Shapes alone: initial values would be thrown away.
@@ -85,7 +86,7 @@ def load_backbone(
   known = module.layer_names() if hasattr(module, "layer_names") else []
   unknown = [layer for layer in layers if layer not in known]
   if unknown or not layers:
-    raise ValueError(f"layers {unknown or layers} of {name!r}: choose among {', '.join(known)}.")
+    raise UserError(f"layers {unknown or layers} of {name!r}: choose among {', '.join(known)}.")
 
   def forward(arrays: Arrays, inputs: jax.Array) -> jax.Array:
     x = (inputs.astype(jnp.float32) - low) * (2 / (high - low)) - 1
@@ -102,12 +103,12 @@ def load_backbone(
 
 def _imagenet(name: str, size: str, input_shape: tuple[int, ...]) -> tuple[ModelSpec, Arrays, str]:
   if name != "efficientnet_lite":
-    raise ValueError(
+    raise UserError(
       f"weights {IMAGENET!r} are those of efficientnet_lite; for {name!r} give a safetensors file."
     )
   if size not in efficientnet_lite.SIZES:
     known = ", ".join(efficientnet_lite.SIZES)
-    raise ValueError(f"backbone.size={size!r} is not one of {known}.")
+    raise UserError(f"backbone.size={size!r} is not one of {known}.")
   arrays, digest = efficientnet_lite.pretrained(size)
   shape = (*input_shape[:2], 3)
   return ModelSpec(name, {"size": size}, shape, 1000, efficientnet_lite.VALUE_RANGE), arrays, digest
@@ -116,12 +117,12 @@ def _imagenet(name: str, size: str, input_shape: tuple[int, ...]) -> tuple[Model
 def _check_images(spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
   """Refuses images that the weights are not for; one channel may stand for three."""
   if len(input_shape) != 3:
-    raise ValueError(f"a backbone takes images (height, width, channels), not {input_shape}.")
+    raise UserError(f"a backbone takes images (height, width, channels), not {input_shape}.")
   any_size = spec.name == "efficientnet_lite"
   if not (any_size or spec.input_shape[:2] == tuple(input_shape[:2])) or (
     input_shape[2] not in (1, spec.input_shape[2])
   ):
-    raise ValueError(
+    raise UserError(
       f"the weights are for images of shape {tuple(spec.input_shape)}, and the data has"
       f" {tuple(input_shape)}: declare data.input_shape."
     )

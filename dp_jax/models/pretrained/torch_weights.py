@@ -16,6 +16,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from dp_jax.errors import UserError
+
 # The numbers at the head of the older layout (torch.serialization).
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
@@ -55,7 +57,7 @@ def load_tensors(path: Path) -> dict[str, np.ndarray]:
       tensors; nothing in it is run.
   """
   if not path.is_file():
-    raise ValueError(f"there is no weights file {str(path)!r}.")
+    raise UserError(f"there is no weights file {str(path)!r}.")
   try:
     with path.open("rb") as file:
       if zipfile.is_zipfile(file):
@@ -65,9 +67,9 @@ def load_tensors(path: Path) -> dict[str, np.ndarray]:
         found, storages = _read_pickles(file)
     return {_name(name): _array(tensor, storages) for name, tensor in found.items()}
   except ValueError as error:
-    raise ValueError(f"{str(path)!r} is not a file of tensors alone: {error}") from error
+    raise UserError(f"{str(path)!r} is not a file of tensors alone: {error}") from error
   except Exception as error:  # what a malformed pickle or archive raises has no common type
-    raise ValueError(f"{str(path)!r} cannot be read: {type(error).__name__}: {error}") from error
+    raise UserError(f"{str(path)!r} cannot be read: {type(error).__name__}: {error}") from error
 
 
 class _Unpickler(pickle.Unpickler):
@@ -80,12 +82,12 @@ class _Unpickler(pickle.Unpickler):
       return _tensor
     if module == "torch" and name in _DTYPES:
       return _DTYPES[name]  # a string: it can be neither called nor changed
-    raise ValueError(f"it refers to {module}.{name}, which is no tensor.")
+    raise UserError(f"it refers to {module}.{name}, which is no tensor.")
 
   def persistent_load(self, pid: Any) -> _Storage:
     kind, dtype, key, _, size, *view = pid
     if kind != "storage" or dtype not in _DTYPES.values() or any(view):
-      raise ValueError(f"it refers to {kind!r} of type {dtype!r}, which is no storage.")
+      raise UserError(f"it refers to {kind!r} of type {dtype!r}, which is no storage.")
     return _Storage(str(key), dtype, int(size))
 
 
@@ -94,9 +96,9 @@ def _tensor(storage: Any, offset: Any, shape: Any, strides: Any, *rest: Any) -> 
   del rest  # gradients and hooks
   shape, strides = tuple(map(int, shape)), tuple(map(int, strides))
   if not isinstance(storage, _Storage) or len(shape) != len(strides):
-    raise ValueError("it describes a tensor without a storage.")
+    raise UserError("it describes a tensor without a storage.")
   if min((int(offset), *shape, *strides)) < 0:
-    raise ValueError("it describes a tensor of negative size.")
+    raise UserError("it describes a tensor of negative size.")
   return _Tensor(storage, int(offset), shape, strides)
 
 
@@ -106,7 +108,7 @@ def _read_zip(file: BinaryIO) -> tuple[Any, dict[str, bytes]]:
     (root,) = (name.removesuffix("data.pkl") for name in names if name.endswith("/data.pkl"))
     order = f"{root}byteorder"
     if order in names and archive.read(order) != b"little":
-      raise ValueError("its numbers are big-endian.")
+      raise UserError("its numbers are big-endian.")
     found = _tensors(_Unpickler(io.BytesIO(archive.read(f"{root}data.pkl"))).load())
     keys = {tensor.storage.key for tensor in found.values()}
     return found, {key: archive.read(f"{root}data/{key}") for key in keys}
@@ -114,34 +116,34 @@ def _read_zip(file: BinaryIO) -> tuple[Any, dict[str, bytes]]:
 
 def _read_pickles(file: BinaryIO) -> tuple[Any, dict[str, bytes]]:
   if _Unpickler(file).load() != _MAGIC or _Unpickler(file).load() != _PROTOCOL:
-    raise ValueError("it has neither layout of PyTorch.")
+    raise UserError("it has neither layout of PyTorch.")
   _Unpickler(file).load()  # the sizes of the writer's integers
   found = _tensors(_Unpickler(file).load())
   storages = {tensor.storage.key: tensor.storage for tensor in found.values()}
   contents = {}
   for key in _Unpickler(file).load():
     if str(key) not in storages:
-      raise ValueError(f"it has a storage {key!r} that no tensor uses.")
+      raise UserError(f"it has a storage {key!r} that no tensor uses.")
     storage = storages[str(key)]
     (size,) = struct.unpack("<q", file.read(8))
     if size != storage.size:
-      raise ValueError(f"storage {key} has {size} numbers, not {storage.size}.")
+      raise UserError(f"storage {key} has {size} numbers, not {storage.size}.")
     contents[storage.key] = file.read(size * np.dtype(storage.dtype).itemsize)
   return found, contents
 
 
 def _tensors(content: Any) -> dict[Any, _Tensor]:
   if not isinstance(content, dict):
-    raise ValueError(f"it holds a {type(content).__name__}, not a dictionary.")
+    raise UserError(f"it holds a {type(content).__name__}, not a dictionary.")
   for name, value in content.items():
     if not isinstance(value, _Tensor):
-      raise ValueError(f"its entry {name!r} is a {type(value).__name__}, not a tensor.")
+      raise UserError(f"its entry {name!r} is a {type(value).__name__}, not a tensor.")
   return content
 
 
 def _name(name: Any) -> str:
   if not isinstance(name, str):
-    raise ValueError(f"it has a tensor named {name!r}.")
+    raise UserError(f"it has a tensor named {name!r}.")
   return name
 
 
@@ -150,13 +152,13 @@ def _array(tensor: _Tensor, storages: dict[str, bytes]) -> np.ndarray:
   dtype = np.dtype(tensor.storage.dtype)
   numbers = np.frombuffer(storages[tensor.storage.key], dtype)
   if len(numbers) != tensor.storage.size:
-    raise ValueError(f"a storage has {len(numbers)} numbers, not {tensor.storage.size}.")
+    raise UserError(f"a storage has {len(numbers)} numbers, not {tensor.storage.size}.")
   reach = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.strides, strict=True))
   if math.prod(tensor.shape) and tensor.offset + reach >= len(numbers):
-    raise ValueError("a tensor reaches beyond its storage.")
+    raise UserError("a tensor reaches beyond its storage.")
   # Zero strides could make a small file describe an array of any size.
   if math.prod(tensor.shape) > len(numbers):
-    raise ValueError("a tensor has more entries than its storage.")
+    raise UserError("a tensor has more entries than its storage.")
   strides = tuple(step * dtype.itemsize for step in tensor.strides)
   view = np.lib.stride_tricks.as_strided(numbers[tensor.offset :], tensor.shape, strides)
   return view.copy()

@@ -16,6 +16,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from dp_jax.errors import UserError
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays
 from dp_jax.models.pretrained.ancestry import Ancestor, Lineage, lineage_of, to_list, warnings_of
@@ -69,7 +70,7 @@ def load(path: Path) -> tuple[ModelSpec, dict[str, np.ndarray]]:
   """
   about, arrays = _read(path)
   if "model" not in about:
-    raise ValueError(f"{str(path)!r} has no model description in its header.")
+    raise UserError(f"{str(path)!r} has no model description in its header.")
   return ModelSpec.from_json(about["model"]), arrays
 
 
@@ -96,21 +97,21 @@ def starting_warnings(path: Path) -> tuple[str, ...]:
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
   """What the header says of the arrays (empty for a file of other origin), and the arrays."""
   if not path.is_file():
-    raise ValueError(f"there is no weights file {str(path)!r}.")
+    raise UserError(f"there is no weights file {str(path)!r}.")
   try:
     with safe_open(path, framework="numpy") as file:
       arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no iterator
       header = (file.metadata() or {}).get(_HEADER, "{}")
   except SafetensorError as error:
-    raise ValueError(f"{str(path)!r} is not a safetensors file: {error}.") from error
+    raise UserError(f"{str(path)!r} is not a safetensors file: {error}.") from error
   except (AttributeError, KeyError, TypeError) as error:  # a dtype that NumPy does not have
-    raise ValueError(f"{str(path)!r} holds arrays that cannot be read: {error}.") from error
+    raise UserError(f"{str(path)!r} holds arrays that cannot be read: {error}.") from error
   try:
     about = json.loads(header)
   except (ValueError, RecursionError) as error:
-    raise ValueError(f"the header of {str(path)!r} is not JSON: {error}.") from error
+    raise UserError(f"the header of {str(path)!r} is not JSON: {error}.") from error
   if not isinstance(about, dict):
-    raise ValueError(f"the header of {str(path)!r} holds no JSON object under {_HEADER!r}.")
+    raise UserError(f"the header of {str(path)!r} holds no JSON object under {_HEADER!r}.")
   return about, arrays
 
 
@@ -153,4 +154,4 @@ def check_fit(arrays: Arrays, loaded: Arrays, path: str) -> None:
     if name in loaded and loaded[name].shape != arrays[name].shape
   ]
   if problems:
-    raise ValueError(f"the weights {path!r} do not fit the model: {'; '.join(problems)}.")
+    raise UserError(f"the weights {path!r} do not fit the model: {'; '.join(problems)}.")

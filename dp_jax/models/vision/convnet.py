@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from dp_jax.errors import UserError
+
 
 class ConvNet(nnx.Module):
   """Convolution 3x3, GroupNorm and ReLU, repeated; then a linear head on what is left.
@@ -29,9 +31,9 @@ class ConvNet(nnx.Module):
     rngs: nnx.Rngs,
   ):
     if len(widths) != len(strides):
-      raise ValueError(f"widths {tuple(widths)} and strides {tuple(strides)} differ in length.")
+      raise UserError(f"widths {tuple(widths)} and strides {tuple(strides)} differ in length.")
     if any(width % groups for width in widths):
-      raise ValueError(f"every width of {tuple(widths)} must be divisible by groups={groups}.")
+      raise UserError(f"every width of {tuple(widths)} must be divisible by groups={groups}.")
     height, width, channels = input_shape
     he_normal = nnx.initializers.variance_scaling(2.0, "fan_in", "truncated_normal")
     convs, norms = [], []

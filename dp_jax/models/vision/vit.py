@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from dp_jax.errors import UserError
 from dp_jax.models.layers.transformer import Block, BlockConfig, make_norm
 
 # Dosovitskiy et al. 2021, table 1 (B/16); Touvron et al. 2021, arXiv:2012.12877, table 1 (Ti, S).
@@ -30,7 +31,7 @@ def build(size: str = "ti16", **arguments: Any) -> "ViT":
     ValueError: if the size is unknown or the numbers do not fit each other.
   """
   if size not in SIZES:
-    raise ValueError(f"size={size!r} is not one of {', '.join(SIZES)}.")
+    raise UserError(f"size={size!r} is not one of {', '.join(SIZES)}.")
   return ViT(**{**SIZES[size], **arguments})
 
 
@@ -70,7 +71,7 @@ class ViT(nnx.Module):
     """
     rows, columns, channels = input_shape
     if rows % patch or columns % patch:
-      raise ValueError(f"input_shape={tuple(input_shape)} must be divisible by patch={patch}.")
+      raise UserError(f"input_shape={tuple(input_shape)} must be divisible by patch={patch}.")
     self.dtype = jnp.dtype(dtype)
     init = nnx.initializers.truncated_normal(0.02)
     config = BlockConfig(width, heads, 4 * width, 1e-6, False, init, init, 0.0, self.dtype)

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 
+from dp_jax.errors import UserError
+
 
 class StandardisedConv(nnx.Module):
   """A convolution whose kernel is standardised in each output channel, with a gain and a bias.
@@ -87,9 +89,9 @@ class WideResNet(nnx.Module):
       ValueError: if no network has this depth, or groups does not divide 16.
     """
     if depth < 10 or depth % 6 != 4:
-      raise ValueError(f"depth={depth} must be 4 more than a multiple of 6: 10, 16, 22, 28, 40.")
+      raise UserError(f"depth={depth} must be 4 more than a multiple of 6: 10, 16, 22, 28, 40.")
     if 16 % groups:
-      raise ValueError(f"groups={groups} must divide 16, the channels of the first convolution.")
+      raise UserError(f"groups={groups} must divide 16, the channels of the first convolution.")
     self.dtype = jnp.dtype(dtype)
     self.stem = _conv(input_shape[-1], 16, 3, 1, self.dtype, weight_standardisation, rngs)
     blocks, channels = [], 16

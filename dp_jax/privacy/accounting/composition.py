@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import dp_accounting
 from dp_accounting.privacy_accountant import NeighboringRelation
 
+from dp_jax.errors import UserError
 from dp_jax.files import checks
 from dp_jax.privacy import tuning
 from dp_jax.privacy.accounting import accountants as accounting
@@ -25,7 +26,7 @@ _SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)
 
 
 @dataclasses.dataclass(frozen=True)
-class Release:
+class PlannedRelease:
   """One thing that is released.
 
   Attributes:
@@ -39,7 +40,7 @@ class Release:
   selection: Selection | None = None
 
 
-def account_releases(releases: Sequence[Release], delta: float) -> accounting.Accounted:
+def account_releases(releases: Sequence[PlannedRelease], delta: float) -> accounting.Accounted:
   """Returns the epsilon of all releases together.
 
   Args:
@@ -56,7 +57,7 @@ def account_releases(releases: Sequence[Release], delta: float) -> accounting.Ac
     return accounting.nothing_released(delta)
   adjacencies = sorted({each.mechanism.adjacency for each in releases})
   if len(adjacencies) > 1:
-    raise ValueError(
+    raise UserError(
       f"releases under {' and '.join(adjacencies)} have no common guarantee; use one adjacency"
     )
   if len(releases) == 1 and releases[0].selection is None:
@@ -68,13 +69,13 @@ def account_releases(releases: Sequence[Release], delta: float) -> accounting.Ac
   return dataclasses.replace(found, delta=delta, tail_delta=residual)
 
 
-def _tail_delta(release: Release) -> float:
+def _tail_delta(release: PlannedRelease) -> float:
   if release.selection is not None:
     return tuning.tail_delta(release.mechanism, release.selection)
   return release.mechanism.tail_delta(release.steps)
 
 
-def _account(releases: Sequence[Release], delta: float) -> accounting.Accounted:
+def _account(releases: Sequence[PlannedRelease], delta: float) -> accounting.Accounted:
   if all(_has(each, "analytic_gaussian") for each in releases):
     relation = NeighboringRelation.ADD_OR_REMOVE_ONE
     gaussian = ("analytic_gaussian", "pld", "rdp")
@@ -91,7 +92,7 @@ def _account(releases: Sequence[Release], delta: float) -> accounting.Accounted:
 
 
 def _added(
-  tight: Sequence[Release], rest: Sequence[Release], delta: float, share: float
+  tight: Sequence[PlannedRelease], rest: Sequence[PlannedRelease], delta: float, share: float
 ) -> accounting.Accounted:
   first = _by_pld(tight, ("pld",), share * delta)
   second = _by_rdp(rest, (1 - share) * delta)
@@ -106,14 +107,14 @@ def _added(
   )
 
 
-def _has(release: Release, accountant: str) -> bool:
+def _has(release: PlannedRelease, accountant: str) -> bool:
   if release.selection is not None:
     return accountant == "rdp"
   return accountant in release.mechanism.row.accountants
 
 
 def _by_pld(
-  releases: Sequence[Release], accountants: tuple[str, ...], delta: float
+  releases: Sequence[PlannedRelease], accountants: tuple[str, ...], delta: float
 ) -> accounting.Accounted:
   relations = {each.mechanism.row.relation for each in releases}
   parts = _parts(releases)
@@ -134,13 +135,13 @@ def _unhalved(event: dp_accounting.DpEvent) -> dp_accounting.DpEvent:
   return event
 
 
-def _by_rdp(releases: Sequence[Release], delta: float) -> accounting.Accounted:
+def _by_rdp(releases: Sequence[PlannedRelease], delta: float) -> accounting.Accounted:
   replaced = releases[0].mechanism.adjacency == "replace_one"
   relation = NeighboringRelation.REPLACE_ONE if replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
   return accounting.account_parts(_parts(releases), relation, ("rdp",), "auto", delta)
 
 
-def _parts(releases: Sequence[Release]) -> accounting.Parts:
+def _parts(releases: Sequence[PlannedRelease]) -> accounting.Parts:
   counts: Counter[dp_accounting.DpEvent] = Counter()
   for each in releases:
     if each.selection is not None:

@@ -15,6 +15,8 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from numpy.typing import NDArray
 from scipy import special, stats
 
+from dp_jax.errors import UserError
+
 # dp-accounting cuts the noise where exp(-50) of its mass is left.
 _Z_CUT = 9.77
 _POINTS = 4001
@@ -119,7 +121,7 @@ def _quadrature(
     losses = np.concatenate([plain, cut, -cut])
     half = share * cut_weights / 2
     return losses, np.concatenate([(1 - share) * plain_weights, half, half]), 2.0
-  raise ValueError(f"PLD has no loss distribution for {event}")
+  raise UserError(f"PLD has no loss distribution for {event}")
 
 
 def truncation(event: dp_event.TruncatedSubsampledGaussianDpEvent) -> tuple[float, float]:

@@ -19,6 +19,7 @@ from dp_accounting.pld import privacy_loss_distribution as distributions
 from dp_accounting.privacy_accountant import NeighboringRelation
 from numpy.typing import ArrayLike, NDArray
 
+from dp_jax.errors import UserError
 from dp_jax.privacy.accounting import losses
 
 Parts = Sequence[tuple[dp_accounting.DpEvent, int]]
@@ -211,7 +212,7 @@ def _distribution(
       event.standard_deviation, event.sensitivities, event.sampling_probs, **common
     )
   else:
-    raise ValueError(f"PLD cannot compose {event}")
+    raise UserError(f"PLD cannot compose {event}")
   return self_compose(single, count)
 
 

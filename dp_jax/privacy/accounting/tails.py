@@ -9,6 +9,7 @@ import math
 
 from scipy import special
 
+from dp_jax.errors import UserError
 from dp_jax.files import checks
 
 # Random bits of the uniform behind the noise sampler's Box-Muller radius.
@@ -20,7 +21,7 @@ GAUSSIAN_Z_MAX = 10.26
 MAX_SHARE_OF_DELTA = 0.01
 
 
-class SamplerTailError(ValueError):
+class SamplerTailError(UserError):
   """The noise is so small that the sampler's range would show at this delta."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import dp_accounting
 
+from dp_jax.errors import UserError
 from dp_jax.files import checks
 from dp_jax.privacy import table
 from dp_jax.privacy.accounting import accountants, tails
@@ -60,7 +61,7 @@ def calibrate(
   try:
     found = mechanism(search.meet(*_distances(spec, mechanism), guess, limits))
   except search.SearchError as error:
-    raise ValueError(_unreachable_noise(spec, mechanism(error.nearest.at), error.jump)) from error
+    raise UserError(_unreachable_noise(spec, mechanism(error.nearest.at), error.jump)) from error
   found.account(spec.delta)  # Refuses a truncation that is over its cliff.
   return found
 
@@ -115,7 +116,7 @@ def calibrate_steps(
     found = mechanism(search.meet(*_distances(spec, mechanism), -math.log(100), limits, inside))
   except search.SearchError as error:
     nearest = mechanism(error.nearest.at)
-    raise ValueError(
+    raise UserError(
       f"epsilon {spec.epsilon:g} cannot be met by choosing steps at noise_multiplier"
       f" {noise_multiplier:g}: {nearest.steps} steps spend {_epsilon(nearest, spec.delta):.6g};"
       " ask for that epsilon, or change the noise"
@@ -166,7 +167,7 @@ def calibrate_rate(
   except search.SearchError as error:
     found = mechanism(error.nearest.at)
     if error.nearest.value > 0:
-      raise ValueError(
+      raise UserError(
         f"epsilon {spec.epsilon:g} cannot be met at any rate: the smallest tried,"
         f" {found.sampling.sampling_rate:.3g}, spends {_epsilon(found, spec.delta):.6g}"
       ) from error
@@ -206,7 +207,7 @@ def _refuse_without_need(delta: float, mechanism: Mechanism) -> None:
     return
   used = -math.expm1(mechanism.steps * math.log1p(-mechanism.sampling.sampling_rate))
   if used < delta:
-    raise ValueError(
+    raise UserError(
       f"no noise is needed for this target: a unit is used at all with probability {used:.3g},"
       f" which is less than delta {delta:.3g}; choose a delta below one over the number of units"
     )

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from dp_jax.errors import UserError
 from dp_jax.files import checks
 from dp_jax.privacy.calibration.calibrate import calibrate
 from dp_jax.privacy.mechanism import Mechanism
@@ -70,7 +71,7 @@ def plan(
   sizes = default_batch_sizes(num_units, budget) if batch_sizes is None else list(batch_sizes)
   for size in sizes:
     if not 1 <= size <= min(num_units, budget):
-      raise ValueError(
+      raise UserError(
         f"batch size {size} is outside 1 to {min(num_units, math.floor(budget))}, the number of"
         " units or the whole budget"
       )

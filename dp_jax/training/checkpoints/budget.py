@@ -5,6 +5,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from dp_jax.errors import UserError
 from dp_jax.files.atomic import write_text
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.spec import PrivacySpec
@@ -36,7 +37,7 @@ def reserve(
   if run.privacy is None:
     return Ledger()
   if shared is None and budget is not None:
-    raise ValueError("a budget needs a ledger that keeps it: give --ledger=FILE.")
+    raise UserError("a budget needs a ledger that keeps it: give --ledger=FILE.")
   ledger = Ledger(shared or folder.ledger, budget)
   there = _noted(folder)
   _check_identity(there, key_digest, shared, folder, ledger)
@@ -92,7 +93,7 @@ def _check_identity(
     return
   if ledger.has(there["run"]):
     if there["run"] != key_digest:
-      raise ValueError(
+      raise UserError(
         f"this run has reserved its budget in {str(ledger.path)!r} with a key that is gone: another"
         " pass over the data would release more than was paid for. Use a new workdir."
       )
@@ -103,7 +104,7 @@ def _check_identity(
   # One that is not where it was may hold the run, so it does not count as empty.
   if not before.exists() or Ledger(before).has(there["run"]):
     named = "its own ledger" if there["ledger"] is None else repr(there["ledger"])
-    raise ValueError(
+    raise UserError(
       f"this run reserved its budget in {named}, not in {str(ledger.path)!r}: give the same"
       " --ledger to go on, wherever that file is now."
     )

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import orbax.checkpoint as ocp
 
+from dp_jax.errors import UserError
 from dp_jax.privacy.master_key import MasterKey
 from dp_jax.training.checkpoints.integrity import seal, state_sums
 from dp_jax.training.checkpoints.workdir import compare
@@ -145,9 +146,9 @@ class Checkpoints:
       items = self._best.restore(step, args=args)
       intact = state_sums(items["state"]) == items["about"]["sums"]
     except Exception as error:
-      raise ValueError(self._no_best(step)) from error
+      raise UserError(self._no_best(step)) from error
     if not intact:
-      raise ValueError(self._no_best(step))
+      raise UserError(self._no_best(step))
     _log.info("the release holds the parameters of step %d, the best", step)
     return state._replace(average=items["state"]["average"]), step
 
@@ -185,7 +186,7 @@ class Checkpoints:
         self._manager.delete(later)
       self._forget_best_after(step)
       return restored
-    raise ValueError(
+    raise UserError(
       f"of the checkpoints in {str(self._path)!r} none can be read from which the run could go on;"
       " restore the folder from a copy, or use a new workdir."
     )
@@ -204,7 +205,7 @@ class Checkpoints:
       raise _Damaged("its description was changed")
     differences = compare(fingerprint, self._fingerprint)
     if differences:
-      raise ValueError(
+      raise UserError(
         f"the checkpoint in {str(self._path)!r} is of another run: {'; '.join(differences)}."
         " Going on would put old noise on new gradients. Use a new workdir."
       )

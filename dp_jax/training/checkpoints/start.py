@@ -3,7 +3,8 @@
 import logging
 from collections.abc import Callable
 
-from dp_jax.parallel.hosts import from_first, is_first, on_first
+from dp_jax.errors import UserError
+from dp_jax.parallel.hosts import broadcast, is_process_0, on_process_0
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.master_key import MasterKey
 from dp_jax.training.checkpoints.checkpoint import Checkpoints, Restored
@@ -44,14 +45,14 @@ def begin(
     begun = checkpoints.restore(state)
     done = int(begun.state.step)
     if begun.key is None and done < run.mechanism.steps:
-      raise ValueError(f"the keys of this run are gone at step {done}; use a new workdir.")
+      raise UserError(f"the keys of this run are gone at step {done}; use a new workdir.")
     _log.info("resuming after step %d", done)
-    if is_first() and done < run.mechanism.steps and begun.environment != environment():
+    if is_process_0() and done < run.mechanism.steps and begun.environment != environment():
       _log.warning("warning: %s", _elsewhere(begun.environment, environment()))
-    ledger = on_first(lambda: reserve(begun.key_digest))
+    ledger = on_process_0(lambda: reserve(begun.key_digest))
   else:
-    if from_first(folder.release.exists() or folder.ledger.exists()):
-      raise ValueError(
+    if broadcast(folder.release.exists() or folder.ledger.exists()):
+      raise UserError(
         f"the checkpoints in {str(folder.checkpoints)!r} are gone, but the run has begun: another"
         " pass over the data would release more than its statement says. Use a new workdir."
       )
@@ -66,7 +67,7 @@ def begin(
     for log in (*folder.training_logs(), folder.metrics_log(run.config.data.declared)):
       cut_log(log, step)
 
-  on_first(cut_logs)
+  on_process_0(cut_logs)
   return begun, ledger
 
 
@@ -85,7 +86,7 @@ def _reserve_or_discard(
   reserve: Callable[[str], Ledger], key_digest: str, checkpoints: Checkpoints
 ) -> Ledger | None:
   try:
-    return on_first(lambda: reserve(key_digest))
+    return on_process_0(lambda: reserve(key_digest))
   except ValueError:
     checkpoints.discard()
     raise

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from dp_jax.errors import UserError
 from dp_jax.files.atomic import write_text
 from dp_jax.files.folder_lock import held
-from dp_jax.parallel.hosts import is_first
+from dp_jax.parallel.hosts import is_process_0
 
 
 class WorkDir:
@@ -79,7 +80,7 @@ class WorkDir:
       # Hidden files: the lock, and what a process left that was killed while it wrote the config.
       others = sorted(p.name for p in self.path.iterdir() if not p.name.startswith("."))
       if others:
-        raise ValueError(
+        raise UserError(
           f"workdir {str(self.path)!r} is not empty ({', '.join(others[:3])}) and holds no run."
           " Choose a new folder."
         )
@@ -88,10 +89,10 @@ class WorkDir:
     try:
       there = json.loads(self.config.read_text())["config"]
     except (ValueError, KeyError) as error:
-      raise ValueError(f"{str(self.config)!r} is not the configuration of a run.") from error
+      raise UserError(f"{str(self.config)!r} is not the configuration of a run.") from error
     differences = compare(there, config)
     if differences:
-      raise ValueError(
+      raise UserError(
         f"workdir {str(self.path)!r} belongs to another run: {'; '.join(differences)}. Choose a"
         " new folder, or use the same configuration to go on with that run."
       )
@@ -148,7 +149,7 @@ def compare(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "")
 
 def append_line(path: Path, entry: Mapping[str, Any]) -> None:
   """Appends one JSON line; of several hosts, the first alone."""
-  if not is_first():
+  if not is_process_0():
     return
   with open(path, "a") as file:
     file.write(json.dumps(entry) + "\n")

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dp_jax.errors import UserError
 from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.clipping import clipped_grad
 from dp_jax.gradients.engines.dispatch import Engine
@@ -57,7 +58,7 @@ def choose_engine(run: Run) -> Engine:
   if problem is None:
     return engine
   if engine == "ghost":
-    raise ValueError(f"engine 'ghost' disagrees with the reference: {problem}; use 'auto'.")
+    raise UserError(f"engine 'ghost' disagrees with the reference: {problem}; use 'auto'.")
   _log.warning("warning: clipping in a loop, since the fast engine disagrees with it: %s", problem)
   return "loop"
 

@@ -17,7 +17,8 @@ from dp_jax.data.pipeline import default_workers
 from dp_jax.data.records import RecordSpec, complaint, read_records
 from dp_jax.data.sources.source import file_of
 from dp_jax.data.units import UnitLoader
-from dp_jax.parallel.hosts import is_first
+from dp_jax.errors import UserError
+from dp_jax.parallel.hosts import is_process_0
 from dp_jax.training.progress import Progress
 
 # How many records of a split are looked at, of those that a unit uses and that have a label.
@@ -67,7 +68,7 @@ def check_first_records(loader: UnitLoader, split: str, *, private: bool) -> Non
     if private
     else f"{found}. Compare {where} with the data."
   )
-  raise ValueError(
+  raise UserError(
     f"none of the first {COUNT} records of {split} can be used, so nothing could be learnt or"
     f" measured; no budget is spent. {told}"
   )
@@ -100,7 +101,7 @@ def check_all_records(
     return
   counts = [len(chunks) for *_, chunks in todo]
   size = max(len(chunk) for *_, chunks in todo for chunk in chunks) if max(counts) else 1
-  visible = shown and progress and is_first()
+  visible = shown and progress and is_process_0()
   bar = Progress(sum(counts), 0, size, "reading all records", enabled=visible)
   try:
     for key, loader, chunks in todo:
@@ -132,7 +133,7 @@ def _check_all(
     line = complaint(source, index, problem, show=shown).rstrip(".")
     lines.append(line + (f" ({file})" if file else ""))
   more = len(problems) - len(lines)
-  raise ValueError(
+  raise UserError(
     f"{'; '.join(lines)}{f'; and {more:,} more' if more else ''}. No budget is spent: mend or"
     " remove them, and give the same command again."
   )

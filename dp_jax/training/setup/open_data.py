@@ -17,6 +17,7 @@ from dp_jax.data.sources.table_spec import TableSpec
 from dp_jax.data.unit_ids import RULE, canonical
 from dp_jax.data.unit_index import UnitIndex
 from dp_jax.data.units import Strict, UnitLoader
+from dp_jax.errors import UserError
 from dp_jax.training.setup.reading import image_facts
 
 
@@ -53,7 +54,7 @@ def open_split(
       label_column=(data.label_columns or (None,))[0],
     )  # fmt: skip
   if source.info.private and data.declared == "public":
-    raise ValueError(
+    raise UserError(
       f"data.declared='public', but the manifest of {data.path!r} says that it was made from data"
       " declared private: set data.declared to 'private', or make the features again from data that"
       " is public."
@@ -119,7 +120,7 @@ def _refuse_cut(config: Config, source: Source) -> None:
     why = "a record that goes lets another one in, so that two change"
     fix = "make the cut in the data themselves"
   other = "" if privacy.unit != "record" else ", or use privacy.adjacency='zero_out'"
-  raise ValueError(f"{cut} has no place under {' and '.join(where)}: {why}; {fix}{other}.")
+  raise UserError(f"{cut} has no place under {' and '.join(where)}: {why}; {fix}{other}.")
 
 
 def split_warnings(config: Config, source: Source, eval_source: Source) -> tuple[str, ...]:
@@ -170,10 +171,10 @@ def check_held_out(config: Config, source: Source, eval_source: Source) -> None:
   split = f"data.eval_split={data.eval_split!r}"
   ours, theirs = source.info.class_names, eval_source.info.class_names
   if ours and theirs and tuple(ours) != tuple(theirs):
-    raise ValueError(f"the classes of {split} are not those of the training split, in its order.")
+    raise UserError(f"the classes of {split} are not those of the training split, in its order.")
   for name, groups in read_groups(data, eval_source).items():
     if groups.shape != (len(eval_source),):
-      raise ValueError(f"column {name!r} of data.groups must hold one value a record in {split}.")
+      raise UserError(f"column {name!r} of data.groups must hold one value a record in {split}.")
   if unit == "record":
     return
   try:
@@ -186,7 +187,7 @@ def check_held_out(config: Config, source: Source, eval_source: Source) -> None:
     # Not the error itself, which can quote an id.
     public = data.declared == "public"
     told = f" ({error})" if public else ""
-    raise ValueError(
+    raise UserError(
       f"column {unit!r} of {split} does not say whose each record is{told}: it needs one number or"
       " string for each record, not all of them missing; or leave the column out of that split."
     ) from (error if public else None)
@@ -265,15 +266,15 @@ def _read_units(path: Path, ids: np.ndarray) -> np.ndarray:
   try:
     lines = path.read_text("utf-8").splitlines()
   except (OSError, UnicodeDecodeError) as error:
-    raise ValueError(f"data.units={str(path)!r} cannot be read: {error}") from error
+    raise UserError(f"data.units={str(path)!r} cannot be read: {error}") from error
   listed = canonical(np.array([line.strip() for line in lines if line.strip()]))
   if not len(listed):
-    raise ValueError(f"data.units={str(path)!r} lists no unit")
+    raise UserError(f"data.units={str(path)!r} lists no unit")
   if ids.dtype.kind not in "biuf":
     return listed
   try:
     return listed.astype(ids.dtype)
   except (ValueError, OverflowError) as error:
-    raise ValueError(
+    raise UserError(
       f"data.units={str(path)!r} lists what is no number, but the column holds numbers: {error}"
     ) from error

@@ -16,6 +16,7 @@ from dp_jax.data.records import RecordSpec, check_records
 from dp_jax.data.sources.source import Source
 from dp_jax.data.units import UnitLoader
 from dp_jax.data.views import Views
+from dp_jax.errors import UserError
 from dp_jax.gradients.engines.dispatch import engine_for
 from dp_jax.gradients.noise.jax_keys import GENERATOR
 from dp_jax.gradients.optimizers import make_optimizer, make_schedule
@@ -149,7 +150,7 @@ def prepare(config: Config) -> Run:
   if config.train.tensorboard:
     tensorboard.check_available()
   if config.solver.method != "none" and jax.process_count() > 1:
-    raise ValueError(
+    raise UserError(
       f"solver.method={config.solver.method!r} is one pass on one device: start one process."
     )
   mesh = build_mesh(config.mesh) if config.solver.method == "none" else one_device()
@@ -158,7 +159,7 @@ def prepare(config: Config) -> Run:
   eval_source = open_split(config, data.eval_split, class_names=source.info.class_names or None)
   record, assumed = record_spec(data, source)
   if data.value_range is None and eval_source.info.value_range != record.value_range:
-    raise ValueError(
+    raise UserError(
       f"the splits have different value ranges, {record.value_range} and"
       f" {eval_source.info.value_range}: declare data.value_range."
     )
@@ -239,10 +240,10 @@ def record_spec(data: DataConfig, source: Source) -> tuple[RecordSpec, list[str]
     if declared is None:
       assumed.append(name)
     if values[name] is None:
-      raise ValueError(f"{info.name} does not say its {name}: declare data.{name}.")
+      raise UserError(f"{info.name} does not say its {name}: declare data.{name}.")
   low_high = tuple(values["value_range"])
   if len(low_high) != 2:
-    raise ValueError(f"data.value_range={low_high} must be (low, high).")
+    raise UserError(f"data.value_range={low_high} must be (low, high).")
   shape = tuple(values["input_shape"])
   ends = (low_high[0], low_high[1])
   return RecordSpec(shape, values["num_classes"], ends, info.multilabel), assumed

@@ -12,6 +12,7 @@ from dp_jax.data.records import RecordSpec, read_records
 from dp_jax.data.sources.npy_shards import MANIFEST, NpyShards
 from dp_jax.data.sources.npz import open_npz
 from dp_jax.data.sources.source import Source
+from dp_jax.errors import UserError
 from dp_jax.models.feature_head import check_blocks
 from dp_jax.models.pretrained.ancestry import Lineage, of_features
 from dp_jax.solvers.feature_units import FeatureData, Shard
@@ -65,7 +66,7 @@ def read_public_features(
   path = Path(solver.public_features)
   called = f"solver.public_features={solver.public_features!r}"
   if config.data.path is not None and path.resolve() == Path(config.data.path).resolve():
-    raise ValueError(f"{called} is data.path: name features of other records, which are public.")
+    raise UserError(f"{called} is data.path: name features of other records, which are public.")
   source: Source
   if path.is_file():
     source = open_npz(str(path), solver.public_split)
@@ -75,7 +76,7 @@ def read_public_features(
   blocks = check_blocks(solver.blocks, record.input_shape[0])
   statistics = public_statistics(_data(called, source), solver.power, blocks)
   if not np.trace(statistics.moment) > 0:
-    raise ValueError(f"{called} has no two rows that differ: they say nothing of other features.")
+    raise UserError(f"{called} has no two rows that differ: they say nothing of other features.")
   digest = _digest(path, solver.public_split)
   fact = f"sha256 {digest}, split {solver.public_split} of {path.name}"
   behind = of_features(source.info.origin)
@@ -86,27 +87,27 @@ def _check(called: str, source: Source, record: RecordSpec, sources: Sequence[So
   """Refuses features that are not public, not of the same model, or those of the run itself."""
   info = source.info
   if info.private:
-    raise ValueError(
+    raise UserError(
       f"{called}: its manifest says that it was made from data declared private, and what is taken"
       " from it would be released without noise: make it from public data."
     )
   if info.input_shape != record.input_shape:
-    raise ValueError(
+    raise UserError(
       f"{called} has records of shape {info.input_shape}, and the data {record.input_shape}: the"
       " same model must make both."
     )
   if tuple(info.value_range) != (-1, 1):
-    raise ValueError(f"{called} has features of the range {info.value_range}, not (-1, 1).")
+    raise UserError(f"{called} has features of the range {info.value_range}, not (-1, 1).")
   for other in sources:
     for name in _SAME_MODEL:
       here, there = info.origin.get(name), other.info.origin.get(name)
       if here and there and here != there:
-        raise ValueError(
+        raise UserError(
           f"{called} was made with {name} {here}, and {other.info.name} with {there}: the same"
           " model must make both."
         )
     if _same_records(source, other, record):
-      raise ValueError(
+      raise UserError(
         f"{called} holds the records of {other.info.name}: what is taken from it would be released"
         " without noise. Name features of other records, which are public."
       )
@@ -154,7 +155,7 @@ def _data(called: str, source: Source) -> FeatureData:
       rows = gathered["inputs"]
       bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
       if len(bad):
-        raise ValueError(f"{called}: record {indices[bad[0]]} has numbers that are not finite.")
+        raise UserError(f"{called}: record {indices[bad[0]]} has numbers that are not finite.")
       inputs = np.zeros((most, 1, size), rows.dtype)
       inputs[: len(rows), 0] = rows
       labels, real = np.zeros((most, 1), np.int32), np.ones((most, 1), bool)

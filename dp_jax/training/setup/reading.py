@@ -12,6 +12,7 @@ from dp_jax.config.data_config import DataConfig
 from dp_jax.config.run_config import Config
 from dp_jax.config.sections import plain
 from dp_jax.data.sources.source import Source, SourceInfo
+from dp_jax.errors import UserError
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.pretrained import weights
 
@@ -75,7 +76,7 @@ def as_trained(spec: ModelSpec, config: Config) -> Config:
     elif given != value:
       problems.append(f"data.{name} is {given}, and was {value} in training")
   if problems:
-    raise ValueError(
+    raise UserError(
       f"the configuration does not read records as the model was trained: {'; '.join(problems)}."
       " Leave these keys out: they are taken from the model."
     )
@@ -94,7 +95,7 @@ def check_source(spec: ModelSpec, data: DataConfig, info: SourceInfo) -> None:
   """
   there = spec.reading.get(_SOURCE_RANGE)
   if data.value_range is None and there is not None and list(info.value_range) != list(there):
-    raise ValueError(
+    raise UserError(
       f"{info.name} has values of the range {list(info.value_range)}, and the model was trained on"
       f" a source of the range {there}: bring them to that range."
     )
@@ -120,7 +121,7 @@ def starting_warnings(config: Config, source: Source) -> tuple[str, ...]:
   }
   fatal = [text for name, text in unlike.items() if name in _TABLE]
   if fatal:
-    raise ValueError(
+    raise UserError(
       f"model.weights were trained on other inputs: {'; '.join(fatal)}. Declare the same, or start"
       " from other weights."
     )
@@ -132,7 +133,7 @@ def starting_warnings(config: Config, source: Source) -> tuple[str, ...]:
 def _check_made_by(what: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
   for name in _MADE_BY:
     if here.get(name) and there.get(name) and here[name] != there[name]:
-      raise ValueError(
+      raise UserError(
         f"{what} made with {name} {here[name]}, not {there[name]} as in training: features of"
         " another model mean something else. Extract them with the same one."
       )

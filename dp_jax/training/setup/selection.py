@@ -1,6 +1,7 @@
 """Releasing the best evaluated checkpoint in place of the last: when that is allowed."""
 
 from dp_jax.config.run_config import Config
+from dp_jax.errors import UserError
 from dp_jax.evaluation.classification import ClassificationSums
 
 
@@ -18,15 +19,15 @@ def check_selection(config: Config, num_classes: int) -> None:
     return
   name = f"checkpoint.best_metric={metric!r}"
   if config.data.declared != "public":
-    raise ValueError(
+    raise UserError(
       f"{name} on private data: choosing a checkpoint by a private metric is a release of its own,"
       " which this run does not pay for. Leave it out (the last parameters are released)."
     )
   if not config.eval.every:
-    raise ValueError(f"{name} needs eval.every: else only the last step is evaluated.")
+    raise UserError(f"{name} needs eval.every: else only the last step is evaluated.")
   known = sorted(ClassificationSums.zeros(num_classes).scalars())
   if metric not in known:
-    raise ValueError(f"{name} is not one of {', '.join(known)}.")
+    raise UserError(f"{name} is not one of {', '.join(known)}.")
 
 
 def selection_warnings(config: Config, step: int) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 import math
 
 from dp_jax.config.run_config import Config, PrivacyConfig
+from dp_jax.errors import UserError
 from dp_jax.gradients.noise.add_noise import check_stddev
 from dp_jax.privacy.calibration.calibrate import calibrate
 from dp_jax.privacy.mechanism import Mechanism
@@ -29,13 +30,13 @@ def make_mechanism(config: Config, num_units: int) -> tuple[PrivacySpec | None, 
     whole or privacy.sampling_rate is not None
   )
   if privacy.adjacency == "add_or_remove_one" and not declared:
-    raise ValueError(
+    raise UserError(
       "adjacency add_or_remove_one keeps the number of units secret, so rate and divisor may not"
       " be derived from it: declare both privacy.sampling_rate and privacy.expected_batch_size,"
       " or use zero_out."
     )
   if declared and privacy.adjacency != "add_or_remove_one":
-    raise ValueError(_two_sizes(privacy))
+    raise UserError(_two_sizes(privacy))
   divisor = privacy.expected_batch_size if declared else None
   sampling = _sampling(config, num_units)
   steps = config.train.steps
@@ -76,7 +77,7 @@ def make_spec(config: Config) -> PrivacySpec:
   """
   privacy = config.privacy
   if privacy.epsilon is None or privacy.delta is None:
-    raise ValueError("set privacy.epsilon and privacy.delta, or privacy.enabled=False.")
+    raise UserError("set privacy.epsilon and privacy.delta, or privacy.enabled=False.")
   return PrivacySpec(
     privacy.epsilon, privacy.delta, privacy.unit, privacy.adjacency, privacy.accountant
   )
@@ -89,26 +90,26 @@ def _sampling(config: Config, num_units: int) -> Sampling:
     privacy.sampling, privacy.sampling_rate, privacy.expected_batch_size, privacy.cap
   )  # fmt: skip
   if cap is not None and name != "truncated_poisson":
-    raise ValueError(f"privacy.cap={cap} has no meaning under sampling {name!r}.")
+    raise UserError(f"privacy.cap={cap} has no meaning under sampling {name!r}.")
   if name in ("poisson", "truncated_poisson"):
     if rate is None:
       if size is None:
-        raise ValueError(f"sampling {name!r} needs privacy.sampling_rate or expected_batch_size.")
+        raise UserError(f"sampling {name!r} needs privacy.sampling_rate or expected_batch_size.")
       rate = size / num_units
     if name == "poisson":
       return Poisson(rate)
     if cap is None:
-      raise ValueError("sampling 'truncated_poisson' needs privacy.cap.")
+      raise UserError("sampling 'truncated_poisson' needs privacy.cap.")
     return TruncatedPoisson(rate, cap, num_units)
   if rate is not None:
-    raise ValueError(f"privacy.sampling_rate={rate} has no meaning under sampling {name!r}.")
+    raise UserError(f"privacy.sampling_rate={rate} has no meaning under sampling {name!r}.")
   if name == "full_batch":
     return FullBatch()
   if name not in ("fixed_size", "stream"):
-    raise ValueError(
+    raise UserError(
       f"privacy.sampling={name!r} is not one of poisson, full_batch, truncated_poisson,"
       " fixed_size, stream."
     )
   if size is None or size != int(size):
-    raise ValueError(f"sampling {name!r} needs a whole privacy.expected_batch_size, got {size}.")
+    raise UserError(f"sampling {name!r} needs a whole privacy.expected_batch_size, got {size}.")
   return (FixedSize if name == "fixed_size" else Stream)(int(size), num_units)
