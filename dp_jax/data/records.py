@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from dp_jax.data.sources.source import Record, RecordError, Source, Unlabelled
+from dp_jax.data.sources.source import Record, RecordError, Source, SourceInfo, Unlabelled
 from dp_jax.errors import UserError
 
 # How many records `check_records` asks for at once.
@@ -15,58 +16,91 @@ _CHECK_CHUNK = 1024
 _ALIGNMENT = 64
 
 
-@dataclass(frozen=True)
-class RecordSpec:
-  """What a well-formed record looks like; declared, never read off the records.
+class Field:
+  """One field of a record: what its value looks like; declared, never read off the records.
 
   Attributes:
-    input_shape: (height, width, channels) of an image, (features,) of a vector.
-    num_classes: labels are 0..num_classes - 1.
-    value_range: the pixel values that the model maps to its input range. A value outside it is
-      no error (clipping bounds what it can do); one that is not finite is.
-    multilabel: the label is not one integer but a vector of num_classes: 1 for yes, 0 for no, -1
-      for not known.
+    shape: of the value of one record.
+    dtype: in which batches are assembled; None takes what the source declares.
   """
 
-  input_shape: tuple[int, ...]
-  num_classes: int
-  value_range: tuple[float, float]
-  multilabel: bool = False
+  shape: tuple[int, ...]
+  dtype: str | None
 
-  def __post_init__(self) -> None:
-    """Refuses a spec that no record could meet."""
-    if len(self.input_shape) not in (1, 3) or min(self.input_shape) < 1:
-      raise UserError(
-        f"input_shape must be (height, width, channels) or (features,), not {self.input_shape}"
-      )
-    if self.num_classes < 1:
-      raise UserError(f"num_classes must be at least 1, not {self.num_classes}")
-    if not self.value_range[0] < self.value_range[1]:
-      raise UserError(f"value_range must be (low, high) with low < high, not {self.value_range}")
+  def problem(self, value: np.ndarray, dtype: np.dtype) -> str | None:
+    """What is wrong with one value, of which batches are assembled in `dtype`; or None."""
+    raise NotImplementedError
 
-  def no_labels(self, *shape: int) -> np.ndarray:
-    """Labels of padding: int32[*shape], or float32[*shape, num_classes] if multilabel."""
-    if self.multilabel:
-      return np.zeros((*shape, self.num_classes), np.float32)
-    return np.zeros(shape, np.int32)
+  def good(self, values: np.ndarray) -> np.ndarray:
+    """bool[n], which of n stacked values, [n, *shape], have nothing wrong with them."""
+    raise NotImplementedError
 
-  def label_problem(self, label: np.ndarray) -> str | None:
-    """What is wrong with one label, or None."""
-    if self.multilabel:
-      if label.shape != (self.num_classes,) or label.dtype.kind not in "iuf":
-        return f"the label must be {self.num_classes} numbers, not {label.dtype} of {label.shape}"
-      return None if np.isin(label, (0, 1, -1)).all() else "a label is neither 0, 1 nor -1"
-    if label.shape != () or label.dtype.kind not in "ui":
-      return f"the label must be one integer, not {label.dtype} of shape {label.shape}"
-    if not 0 <= label < self.num_classes:
-      return f"label {label} is outside 0..{self.num_classes - 1}"
+  def known(self, values: np.ndarray) -> np.ndarray:
+    """bool[n], which of n good values say something; a label may be declared not to."""
+    return np.ones(len(values), bool)
+
+  def contradiction(self, info: SourceInfo) -> str | None:
+    """What a source declares that contradicts this field, before any record is read; or None."""
     return None
 
-  def good_labels(self, labels: np.ndarray) -> np.ndarray:
-    """bool[n], which of n stacked labels have nothing wrong in their values."""
-    if self.multilabel:
-      return np.asarray(np.isin(labels, (0, 1, -1)).all(axis=1))
-    return np.asarray((labels >= 0) & (labels < self.num_classes))
+
+@dataclass(frozen=True)
+class Numbers(Field):
+  """Inputs: numbers of one shape, an image or a vector.
+
+  A value outside the range that a model expects is no error, since clipping bounds what it can do;
+  one that is not finite is.
+  """
+
+  shape: tuple[int, ...]
+  dtype: str | None = None
+
+  def problem(self, value: np.ndarray, dtype: np.dtype) -> str | None:
+    """Another shape, a dtype that would lose something, or a number that is not finite."""
+    if value.shape != self.shape:
+      return f"the image has shape {value.shape}, not {self.shape}"
+    numeric = value.dtype.kind in "uif" and np.can_cast(value.dtype, dtype, "same_kind")
+    if not numeric and value.dtype != dtype:
+      return f"the image has dtype {value.dtype}, not {dtype}"
+    if not self.good(value.astype(dtype, copy=False)[None])[0]:
+      return "the inputs hold numbers that are not finite"
+    return None
+
+  def good(self, values: np.ndarray) -> np.ndarray:
+    """bool[n], which hold finite numbers alone."""
+    if values.dtype.kind in "iub":
+      return np.ones(len(values), bool)
+    return np.asarray(np.isfinite(values).all(axis=tuple(range(1, values.ndim))))
+
+  def contradiction(self, info: SourceInfo) -> str | None:
+    """Another shape."""
+    if info.input_shape is None or tuple(info.input_shape) == self.shape:
+      return None
+    return f"has images of shape {info.input_shape}, but {self.shape} is declared"
+
+
+@dataclass(frozen=True)
+class RecordSpec:
+  """What a well-formed record looks like: a field for each of its names, in a fixed order.
+
+  A record may hold more; it is not read.
+  """
+
+  fields: tuple[tuple[str, Field], ...]
+
+  def dtypes(self, info: SourceInfo) -> dict[str, np.dtype]:
+    """In which each field is assembled."""
+    return {n: info.dtype if f.dtype is None else np.dtype(f.dtype) for n, f in self.fields}
+
+  def known(self, values: Mapping[str, np.ndarray]) -> np.ndarray:
+    """bool[n], of which of n good records something is known that could be learnt."""
+    known = [field.known(values[name]) for name, field in self.fields]
+    return np.asarray(np.logical_and.reduce(known))
+
+  def nbytes(self, info: SourceInfo) -> int:
+    """Of one record."""
+    dtypes = self.dtypes(info)
+    return sum(math.prod(field.shape) * dtypes[name].itemsize for name, field in self.fields)
 
 
 def check_records(source: Source, spec: RecordSpec, *, show: bool = True) -> None:
@@ -103,62 +137,54 @@ def complaint(source: Source, index: int, problem: str, *, show: bool) -> str:
 
 def read_records(
   source: Source, indices: np.ndarray, spec: RecordSpec
-) -> tuple[np.ndarray, np.ndarray, np.ndarray, dict[int, str]]:
-  """Reads records: inputs [n, *input_shape], labels [n, ...], bool[n] and what is wrong with which.
+) -> tuple[dict[str, np.ndarray], np.ndarray, dict[int, str]]:
+  """Reads records: of each field [n, *shape], bool[n], and what is wrong with which.
 
-  A record that cannot be used is False in the third, and all zeros in the others.
+  A record that cannot be used is False in the second, and all zeros in the first.
   """
+  dtypes = spec.dtypes(source.info)
   gathered = source.gather(indices)
-  dtype = source.info.dtype
-  images = aligned_empty((len(indices), *spec.input_shape), dtype)
-  labels, usable = spec.no_labels(len(indices)), np.ones(len(indices), bool)
-  problems: dict[int, str] = {}
+  usable, problems = np.ones(len(indices), bool), dict[int, str]()
   if isinstance(gathered, dict):
-    alike = gathered["label"].shape == labels.shape and gathered["inputs"].shape == images.shape
-    good = alike and spec.good_labels(gathered["label"]).all()
-    if good and _finite(gathered["inputs"]).all():
-      return (
-        gathered["inputs"].astype(dtype, copy=False), gathered["label"].astype(labels.dtype),
-        usable, {},
-      )  # fmt: skip
-    gathered = [
-      {"inputs": image, "label": label}
-      for image, label in zip(gathered["inputs"], gathered["label"], strict=True)
-    ]
+    if _all_good(gathered, spec, len(indices)):
+      return {n: gathered[n].astype(dtypes[n], copy=False) for n in dtypes}, usable, problems
+    names = [name for name in dtypes if name in gathered]
+    rows = zip(*(gathered[name] for name in names), strict=True)
+    gathered = [dict(zip(names, row, strict=True)) for row in rows]
+  values = {
+    name: aligned_empty((len(indices), *field.shape), dtypes[name]) for name, field in spec.fields
+  }
   with np.errstate(over="ignore", invalid="ignore"):  # what does not fit becomes infinite
     for row, (index, record) in enumerate(zip(indices, gathered, strict=True)):
-      problem = _problem(record, spec, dtype)
+      problem = _problem(record, spec, dtypes)
       if problem is not None:
         problems[int(index)] = problem
-      if problem is not None or isinstance(record, RecordError):
-        usable[row], images[row] = False, 0
-      else:
-        images[row], labels[row] = record["inputs"], record["label"]
-  return images, labels, usable, problems
+      usable[row] = problem is None and not isinstance(record, RecordError)
+      for name, array in values.items():
+        array[row] = record[name] if usable[row] else 0  # type: ignore[index]
+  return values, usable, problems
 
 
-def _finite(inputs: np.ndarray) -> np.ndarray:
-  """bool[n], which of n inputs hold finite numbers alone."""
-  if inputs.dtype.kind in "iub":
-    return np.ones(len(inputs), bool)
-  return np.asarray(np.isfinite(inputs).all(axis=tuple(range(1, inputs.ndim))))
+def _all_good(gathered: Mapping[str, np.ndarray], spec: RecordSpec, count: int) -> bool:
+  return all(
+    name in gathered
+    and gathered[name].shape == (count, *field.shape)
+    and bool(field.good(gathered[name]).all())
+    for name, field in spec.fields
+  )
 
 
-def _problem(record: Record | RecordError, spec: RecordSpec, dtype: np.dtype) -> str | None:
+def _problem(
+  record: Record | RecordError, spec: RecordSpec, dtypes: Mapping[str, np.dtype]
+) -> str | None:
   """What is wrong with one record, or None."""
   if isinstance(record, RecordError):
     return None if isinstance(record, Unlabelled) else str(record)
-  image = np.asarray(record["inputs"])
-  problem = spec.label_problem(np.asarray(record["label"]))
-  if problem is not None:
-    return problem
-  if image.shape != tuple(spec.input_shape):
-    return f"the image has shape {image.shape}, not {tuple(spec.input_shape)}"
-  numeric = image.dtype.kind in "uif" and np.can_cast(image.dtype, dtype, "same_kind")
-  if not numeric and image.dtype != dtype:
-    return f"the image has dtype {image.dtype}, not {dtype}"
-  if not _finite(image.astype(dtype, copy=False)[None])[0]:
-    return "the inputs hold numbers that are not finite"
+  for name, field in reversed(spec.fields):  # the label first
+    if name not in record:
+      return f"has no {name}"
+    if (problem := field.problem(np.asarray(record[name]), dtypes[name])) is not None:
+      return problem
   return None
 
 

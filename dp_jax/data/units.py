@@ -19,8 +19,8 @@ class UnitLoader:
   """Assembles batches of units in static shapes.
 
   A unit is one record, or with `unit_ids` all records with one id. A malformed record (label out
-  of range, another image shape, undecodable) has zero weight: its `record_mask` is False and its
-  pixels are zeros, while its unit stays in the batch. So neither a crash nor the shape of a batch
+  of range, inputs of another shape, undecodable) has zero weight: its `record_mask` is False and
+  its fields are zeros, while its unit stays in the batch. So neither a crash nor the shape of a batch
   depends on what a record holds.
 
   `UnitIndex` says how records are grouped and cut.
@@ -54,25 +54,14 @@ class UnitLoader:
 
     Raises:
       ValueError: if K is below 1, `unit_ids` has another length or holds what is no single id,
-        `units` repeats an id, or the source declares a shape, dtype or number of classes that
-        contradicts `spec`; with `strict` also if a record is in no unit.
+        `units` repeats an id, or the source declares what contradicts a field of `spec`; with `strict` also if a record is in no unit.
     """
     info = source.info
     if max_records_per_unit < 1:
       raise UserError(f"max_records_per_unit must be at least 1, not {max_records_per_unit}")
-    if info.input_shape is not None and tuple(info.input_shape) != tuple(spec.input_shape):
-      raise UserError(
-        f"{info.name} has images of shape {info.input_shape}, but {spec.input_shape} is declared"
-      )
-    if info.num_classes is not None and info.num_classes != spec.num_classes:
-      raise UserError(
-        f"{info.name} has {info.num_classes} classes, but {spec.num_classes} are declared"
-      )
-    if info.multilabel != spec.multilabel:
-      kinds = ("one label a record", "several labels a record")
-      raise UserError(
-        f"{info.name} has {kinds[info.multilabel]}, but {kinds[spec.multilabel]} are declared"
-      )
+    for _, field in spec.fields:
+      if (problem := field.contradiction(info)) is not None:
+        raise UserError(f"{info.name} {problem}")
     self._source = source
     self._spec = spec
     self._strict = strict
@@ -146,10 +135,9 @@ class UnitLoader:
       size: how many units the returned arrays have.
 
     Returns:
-      The units: "inputs" [size, K, *input_shape] in the dtype that the source declares, "label"
-      int32[size, K] (float32[size, K, num_classes] if multilabel), "record_mask" bool[size, K];
-      and mask bool[size], False on padding. Where `record_mask` is False, inputs and label are
-      zeros. A unit whose records are all masked is in the batch all the same.
+      The units: each field of `spec`, [size, K, *shape], and "record_mask" bool[size, K]; and mask
+      bool[size], False on padding. Where `record_mask` is False, the fields are zeros. A unit whose
+      records are all masked is in the batch all the same.
 
     Raises:
       ValueError: if there are more than `size` indices or one is out of range; with `strict`
@@ -167,14 +155,11 @@ class UnitLoader:
     members[: len(indices)] = self._index.members[indices]
     record_mask = members >= 0
     records = members[record_mask]
-    images, labels, usable, problems = read_records(self._source, records, self._spec)
+    values, usable, problems = read_records(self._source, records, self._spec)
     self._note(problems)
     record_mask[record_mask] = usable
-    units = {
-      "inputs": _placed(images, members >= 0),
-      "label": _placed(labels, members >= 0),
-      "record_mask": record_mask,
-    }
+    units = {name: _placed(array, members >= 0) for name, array in values.items()}
+    units["record_mask"] = record_mask
     return units, np.arange(size) < len(indices)
 
   def _note(self, problems: dict[int, str]) -> None:

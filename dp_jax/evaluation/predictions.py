@@ -1,19 +1,18 @@
 """What a model said of each held-out record: the table from which subgroups are evaluated.
 
 It holds what metrics of records need and no more, so that its size does not grow with the number of
-classes. It says of every person how the model did on them: of private data, it is private.
+classes. Every metric is a function of it. It says of every person how the model did on them: of private data, it is private.
 """
 
 import io
 import json
 import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import expit
 
 from dp_jax.errors import UserError
 from dp_jax.evaluation.scores import ranking_metrics
@@ -29,10 +28,11 @@ class PredictionTable:
   Attributes:
     record: int64[n], its index in the split.
     unit: int64[n], the unit (person) that it belongs to, in 0..num_units - 1.
-    label: int32[n]; of several labels int32[n, num_labels]: 1, 0, or -1 for not known.
-    predicted: of that shape; a record whose prediction is not a number has a wrong one.
-    label_probability: float32 of that shape, of what is true.
-    score: float32[n], what ranks records, higher for class 1, where there are two classes; of
+    columns: what the task says of each record, [n, ...] by name. Of classes and labels:
+      "label", int32[n], of several labels int32[n, num_labels]: 1, 0, or -1 for not known;
+      "predicted", of that shape; a record whose prediction is not a number has a wrong one;
+      "label_probability", float32 of that shape, of what is true;
+      "score", float32[n], what ranks records, higher for class 1, where there are two classes; of
       several labels float32[n, num_labels], higher for yes; else [0]. Logits, or in files of
       earlier versions probabilities, which are equal where a model is sure.
     groups: [n] strings for each column.
@@ -41,21 +41,57 @@ class PredictionTable:
 
   record: np.ndarray
   unit: np.ndarray
-  label: np.ndarray
-  predicted: np.ndarray
-  label_probability: np.ndarray
-  score: np.ndarray
+  columns: Mapping[str, np.ndarray]
   groups: Mapping[str, np.ndarray] = field(default_factory=dict)
   about: Mapping[str, Any] = field(default_factory=dict)
+
+  @classmethod
+  def of_labels(
+    cls, record: np.ndarray, unit: np.ndarray, label: np.ndarray, predicted: np.ndarray,
+    label_probability: np.ndarray, score: np.ndarray, groups: Mapping[str, np.ndarray] | None = None,
+    about: Mapping[str, Any] | None = None, **more: np.ndarray,
+  ) -> "PredictionTable":  # fmt: skip
+    """A table of classes or labels, from its columns."""
+    columns = {"label": label, "predicted": predicted, "label_probability": label_probability,
+               "score": score, **more}  # fmt: skip
+    return cls(record, unit, columns, groups or {}, about or {})
+
+  @property
+  def label(self) -> np.ndarray:
+    """The column "label"; of a task without labels, a UserError."""
+    return self._column("label")
+
+  @property
+  def predicted(self) -> np.ndarray:
+    """The column "predicted"."""
+    return self._column("predicted")
+
+  @property
+  def label_probability(self) -> np.ndarray:
+    """The column "label_probability"."""
+    return self._column("label_probability")
+
+  @property
+  def score(self) -> np.ndarray:
+    """The column "score"."""
+    return self._column("score")
+
+  def _column(self, name: str) -> np.ndarray:
+    if name not in self.columns:
+      raise UserError(
+        f"these predictions have no {name!r} (their columns are {', '.join(self.columns)}): this is"
+        " for tasks of classes or labels."
+      )
+    return self.columns[name]
 
   @property
   def is_binary(self) -> bool:
     """Whether there are two classes, so that records can be ranked."""
-    return not self.is_multilabel and len(self.score) == len(self.label)
+    return not self.has_several_labels and len(self.score) == len(self.label)
 
   @property
-  def is_multilabel(self) -> bool:
-    """Whether there are several labels, each a yes or no of its own."""
+  def has_several_labels(self) -> bool:
+    """Whether each record has several labels, each a yes or no of its own."""
     return self.label.ndim == 2
 
   @property
@@ -86,82 +122,12 @@ class PredictionTable:
 
   def to_bytes(self) -> bytes:
     """The table as an .npz file; it holds no pickled objects."""
-    arrays = {name: getattr(self, name) for name in _array_names()}
+    arrays = {"record": self.record, "unit": self.unit, **self.columns}
     arrays |= {f"{_GROUP}{name}": np.asarray(v, np.str_) for name, v in self.groups.items()}
     file = io.BytesIO()
     arrays[_ABOUT] = np.array(json.dumps(dict(self.about)))
     np.savez_compressed(file, allow_pickle=False, **arrays)
     return file.getvalue()
-
-
-class TableBuilder:
-  """Collects a table from batches, in order."""
-
-  def __init__(self, num_classes: int, several: bool = False):
-    self._num_classes, self._several = num_classes, several
-    self._parts: list[tuple[np.ndarray, ...]] = []
-
-  def add(
-    self, records: np.ndarray, probabilities: np.ndarray, labels: np.ndarray, mask: np.ndarray,
-    scores: np.ndarray | None = None,
-  ) -> None:  # fmt: skip
-    """Adds records; masked ones are left out.
-
-    Args:
-      records: int[n].
-      probabilities: float[n, num_classes].
-      labels: int[n], or [n, num_classes] of several labels.
-      mask: bool[n].
-      scores: float[n, s], logits: of two classes one, of several labels one each. None, or no
-        column, ranks by probabilities.
-    """
-    records, labels = records[mask], labels[mask]
-    probabilities = np.array(probabilities[mask], np.float32)
-    ranked = None if scores is None or not scores.shape[1] else np.array(scores[mask], np.float32)
-    if self._several:
-      self._parts.append((records, *_yes_or_no(probabilities, labels, ranked)))
-      return
-    failed = ~np.isfinite(probabilities).all(axis=1)
-    probabilities[failed] = 0.0
-    predicted = probabilities.argmax(axis=1)
-    predicted[failed] = (labels[failed] + 1) % self._num_classes
-    chosen = probabilities[np.arange(len(labels)), labels]
-    score = np.zeros(0, np.float32)
-    if self._num_classes == 2:
-      score = probabilities[:, 1].copy() if ranked is None else ranked[:, 0]
-    score[failed[: len(score)]] = np.nan
-    self._parts.append((records, labels, predicted, chosen, score))
-
-  def table(self) -> PredictionTable:
-    """The table of what was added, each record its own unit and without groups."""
-    none = np.zeros((0, self._num_classes) if self._several else 0)
-    empty = (np.zeros(0, int), none, none, none, none)
-    record, label, predicted, chosen, score = map(
-      np.concatenate, zip(*(self._parts or [empty]), strict=True)
-    )
-    record = record.astype(np.int64)
-    return PredictionTable(
-      record=record,
-      unit=record,
-      label=label.astype(np.int32),
-      predicted=predicted.astype(np.int32),
-      label_probability=chosen.astype(np.float32),
-      score=score.astype(np.float32),
-    )
-
-
-def _yes_or_no(
-  probabilities: np.ndarray, labels: np.ndarray, logits: np.ndarray | None
-) -> tuple[np.ndarray, ...]:
-  """Labels, predictions, probabilities of what is true, and scores, each [n, num_labels]."""
-  labels = labels.astype(np.int32)
-  failed = ~np.isfinite(probabilities)
-  predicted = np.where(failed, labels != 1, probabilities > 0.5).astype(np.int32)
-  chosen = np.where(labels == 1, probabilities, 1 - probabilities)
-  if logits is not None:  # 1 - p is 0 long before the other probability is
-    chosen = expit(np.where(labels == 1, logits, -logits).astype(np.float64))
-  score = probabilities if logits is None else np.where(failed, np.nan, logits)
-  return labels, predicted, np.where(failed, 0.0, chosen), score
 
 
 def cross_entropy(chosen: np.ndarray) -> np.ndarray:
@@ -180,7 +146,8 @@ def load_predictions(path: Path) -> PredictionTable:
       arrays = {name: file[name] for name in file.files}
     about = json.loads(str(arrays.pop(_ABOUT)))
     groups = {k.removeprefix(_GROUP): arrays.pop(k) for k in [*arrays] if k.startswith(_GROUP)}
-    return PredictionTable(**arrays, groups=groups, about=about)
+    record, unit = arrays.pop("record"), arrays.pop("unit")
+    return PredictionTable(record, unit, arrays, groups, about)
   except OSError as error:
     raise UserError(f"cannot read predictions {str(path)!r}: {error.strerror or error}") from error
   except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
@@ -202,7 +169,8 @@ def check_same_data(tables: Sequence[PredictionTable]) -> None:
           f"{'data' if what == 'data_digest' else 'splits'} differ), so they cannot be paired:"
           " evaluate both on the same data.eval_split."
         )
-    if not all(np.array_equal(getattr(first, k), getattr(table, k)) for k in ("record", "label")):
+    same = np.array_equal(first.columns.get("label", ()), table.columns.get("label", ()))
+    if not same or not np.array_equal(first.record, table.record):
       raise UserError("the two runs read different records or labels, so they cannot be paired.")
 
 
@@ -218,7 +186,3 @@ def check_same_records(tables: Sequence[PredictionTable]) -> None:
       raise UserError(
         "the two runs group records into different units: give both the same privacy.unit."
       )
-
-
-def _array_names() -> list[str]:
-  return [each.name for each in fields(PredictionTable) if each.name not in ("groups", "about")]

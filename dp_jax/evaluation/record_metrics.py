@@ -41,7 +41,7 @@ SHARES = ("accuracy", "true_positive_rate", "false_positive_rate")
 
 def default_metrics(table: PredictionTable) -> tuple[str, ...]:
   """AUROC and accuracy of yes-or-no questions, accuracy of more classes."""
-  return ("auroc", "accuracy") if table.is_binary or table.is_multilabel else ("accuracy",)
+  return ("auroc", "accuracy") if table.is_binary or table.has_several_labels else ("accuracy",)
 
 
 def check_metrics(names: Sequence[str], table: PredictionTable) -> None:
@@ -50,7 +50,7 @@ def check_metrics(names: Sequence[str], table: PredictionTable) -> None:
   Raises:
     ValueError: names the metric and those that there are.
   """
-  yes_or_no = table.is_binary or table.is_multilabel
+  yes_or_no = table.is_binary or table.has_several_labels
   known = [name for name, metric in METRICS.items() if yes_or_no or not metric.binary]
   for name in names:
     if name not in METRICS:

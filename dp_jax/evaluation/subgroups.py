@@ -58,7 +58,7 @@ def partitions(
     ValueError: if a column is not there, named twice, or there are too many groups.
   """
   there = {**table.groups}
-  if not table.is_multilabel:
+  if not table.has_several_labels:
     there[CLASS] = _class_values(table, class_names)
   for name in columns:
     if name not in there:

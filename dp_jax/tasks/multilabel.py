@@ -1,6 +1,7 @@
 """Several yes-or-no labels of one record, some of them not known."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -8,8 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from dp_jax.models.functional import Arrays
-from dp_jax.tasks.classification import Classification, Unit
+from dp_jax.data.records import Field
+from dp_jax.evaluation.label_metrics import label_details, label_rows, label_scalars
+from dp_jax.evaluation.predictions import PredictionTable
+from dp_jax.tasks.classification import Classification
+from dp_jax.tasks.labels import YesNoLabels
+from dp_jax.tasks.task import Model, Unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +24,15 @@ class MultiLabel(Classification):
   A unit is {"inputs": [K, *input_shape], "label": float32[K, num_classes], "record_mask": bool[K]}
   with labels 1 (yes), 0 (no) and -1 (not known). A record of which nothing is known does not count.
   """
+
+  @property
+  def label(self) -> Field:
+    """What a label looks like."""
+    return YesNoLabels((self.num_classes,))
+
+  def facts(self) -> Mapping[str, Any]:
+    """What is public of records, as JSON values."""
+    return {**super().facts(), "multilabel": True}
 
   def record_losses(self, logits: jax.Array, unit: Unit) -> tuple[jax.Array, jax.Array]:
     """Losses float32[K] of records, and bool[K], which of them count."""
@@ -30,10 +44,9 @@ class MultiLabel(Classification):
     means = jnp.where(known, losses, 0.0).sum(axis=-1) / count
     return means, unit["record_mask"] & known.any(axis=-1)
 
-  def predict(self, arrays: Arrays, inputs: jax.Array) -> jax.Array:
+  def predict(self, model: Model, inputs: jax.Array) -> jax.Array:
     """The probability of yes, float32[N, num_classes], of raw inputs [N, *input_shape]."""
-    logits = self.logits(self.model.bind(arrays), inputs, jnp.ones(inputs.shape[0], bool))
-    return self.probabilities(logits)
+    return super().predict(model, inputs)
 
   def probabilities(self, logits: jax.Array) -> jax.Array:
     """Those of `predict`, from logits float32[N, num_classes]."""
@@ -43,10 +56,29 @@ class MultiLabel(Classification):
     """The logit of each label, float32[N, num_classes]."""
     return logits
 
-  def made_up_units(self, count: int, max_records_per_unit: int) -> dict[str, Any]:
+  def made_up_units(self, count: int, max_records_per_unit: int) -> Unit:
     """Units with random inputs and labels, the first of them known: [count, K, ...]."""
     units = super().made_up_units(count, max_records_per_unit)
-    shape = (count, max_records_per_unit, self.spec.num_classes)
+    shape = (count, max_records_per_unit, self.num_classes)
     labels = np.random.default_rng(1).integers(-1, 2, shape).astype(np.float32)
     labels[..., 0] = np.maximum(labels[..., 0], 0)
     return {**units, "label": labels}
+
+  def rows(
+    self, outputs: np.ndarray, fields: Mapping[str, np.ndarray]
+  ) -> Mapping[str, np.ndarray]:
+    """The columns of a table of predictions."""
+    probabilities, logits = np.split(outputs, [self.num_classes], axis=1)
+    return label_rows(probabilities, fields["label"], logits)
+
+  def scalars(self, table: PredictionTable) -> dict[str, float | None]:
+    """As `label_scalars`."""
+    return label_scalars(table)
+
+  def details(self, table: PredictionTable) -> dict[str, Any]:
+    """As `label_details`."""
+    return label_details(table)
+
+  def named(self, probabilities: np.ndarray) -> str:
+    """The labels that are more likely than not, with ";" between."""
+    return ";".join(name for name, p in zip(self.names, probabilities, strict=True) if p > 0.5)

@@ -51,7 +51,7 @@ def test_a_run_is_evaluated_label_by_label(runs):
   found = results["private"].metrics["test"]
   assert set(found) == {"accuracy", "loss", "auroc", "average_precision"}
   table = load_predictions(folder / "private" / "predictions.npz")
-  assert table.is_multilabel and table.label.shape == table.score.shape == (len(table.unit), 2)
+  assert table.has_several_labels and table.label.shape == table.score.shape == (len(table.unit), 2)
   known = table.label >= 0
   assert not known.all()
   assert found["accuracy"] == np.mean(table.predicted[known] == table.label[known])

@@ -152,17 +152,14 @@ def _first_problem(loader: UnitLoader) -> str | None:
   source, spec = loader.source, loader.spec
   for start in range(0, len(records), COUNT):
     indices = records[start : start + COUNT]
-    inputs, labels, usable, problems = read_records(source, indices, spec)
-    known = labels != -1 if spec.multilabel else np.ones((len(labels), 1), bool)
-    finite = np.isfinite(inputs.reshape(len(inputs), -1)).all(axis=1)
+    values, usable, problems = read_records(source, indices, spec)
+    known = spec.known(values)
     for row, index in enumerate(map(int, indices)):
       if not usable[row] and index not in problems:  # a label to be ignored, by a declared rule
         continue
-      if usable[row] and known[row].any() and finite[row]:
+      if usable[row] and known[row]:
         return None
-      problem = problems.get(index) or (
-        "holds numbers that are not finite" if known[row].any() else "no label is known"
-      )
+      problem = problems.get(index) or "no label is known"
       # Shown of public data alone, by the caller.
       first = first or complaint(source, index, problem, show=True)
       examined += 1
@@ -180,7 +177,6 @@ def _used(loader: UnitLoader) -> np.ndarray:
 def _chunks(records: np.ndarray, loader: UnitLoader) -> Iterator[np.ndarray]:
   """This host's share of the records, in pieces of some megabytes."""
   mine = records[jax.process_index() :: jax.process_count()]
-  each = int(np.prod(loader.spec.input_shape)) * loader.source_info.dtype.itemsize
-  rows = max(1, min(_MOST_ROWS, _CHUNK_BYTES // each))
+  rows = max(1, min(_MOST_ROWS, _CHUNK_BYTES // loader.spec.nbytes(loader.source_info)))
   for start in range(0, len(mine), rows):
     yield mine[start : start + rows]
