@@ -1,6 +1,7 @@
-"""The models by name."""
+"""The models by name, those of other people among them, and what rebuilds one."""
 
 import dataclasses
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dp_jax.errors import UserError
+from dp_jax.files.code import load_callable
 from dp_jax.models.feature_head import FeatureHead
 from dp_jax.models.linear import Linear
 from dp_jax.models.vision import vit
@@ -18,8 +20,8 @@ from dp_jax.models.vision.efficientnet_lite import EfficientNetLite
 from dp_jax.models.vision.resnet import ResNet
 from dp_jax.models.vision.wide_resnet import WideResNet
 
-# Each takes input_shape, num_classes, dtype (of the computation) and rngs, and sizes that JSON
-# can hold.
+# Each takes rngs, dtype (of the computation), facts of its task ("input_shape", "num_classes"), and
+# sizes that JSON can hold.
 MODELS: dict[str, Callable[..., nnx.Module]] = {
   "convnet": ConvNet,
   "efficientnet_lite": EfficientNetLite,
@@ -32,6 +34,24 @@ MODELS: dict[str, Callable[..., nnx.Module]] = {
 
 # Those that take feature vectors.
 VECTORS = ("feature_head", "linear")
+# What the trainer gives.
+_GIVEN = ("rngs", "dtype")
+
+
+def constructor(name: str) -> Callable[..., Any]:
+  """What builds the model of this name, or that "package.module:function" names.
+
+  Raises:
+    ValueError: if there is none.
+  """
+  if ":" in name:
+    return load_callable(name)
+  if name not in MODELS:
+    raise UserError(
+      f"model.name={name!r} is not one of {', '.join(sorted(MODELS))}, nor of the form"
+      " package.module:function."
+    )
+  return MODELS[name]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,24 +59,17 @@ class ModelSpec:
   """Everything that rebuilds a model and feeds it: it travels in the header of its weights.
 
   Attributes:
-    name: a key of MODELS.
-    sizes: the keyword arguments of that model.
-    input_shape: (height, width, channels) of its input, or (features,).
-    num_classes: the number of its outputs.
-    value_range: (low, high) of the raw values, mapped to [-1, 1] before the model.
-    class_names: names of the classes, or () where they have none.
-    multilabel: the outputs are yes-or-no labels of their own, not classes of which one is right.
+    name: a key of MODELS, or "package.module:function".
+    kwargs: keyword arguments of its constructor: its sizes.
+    task: what the task says of records (`Task.facts`), JSON values. The constructor gets those that
+      its signature names.
     reading: how a record became these inputs, by the names of the data section: JSON values. Empty
       where nothing is known of it.
   """
 
   name: str
-  sizes: Mapping[str, Any]
-  input_shape: tuple[int, ...]
-  num_classes: int
-  value_range: tuple[float, float]
-  class_names: tuple[str, ...] = ()
-  multilabel: bool = False
+  kwargs: Mapping[str, Any]
+  task: Mapping[str, Any]
   reading: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   def build(self, seed: int, compute_dtype: str = "float32") -> nnx.Module:
@@ -69,42 +82,67 @@ class ModelSpec:
     Raises:
       ValueError: if the name is unknown, or a size or the shape of the inputs does not fit.
     """
-    if self.name not in MODELS:
-      raise UserError(f"model.name={self.name!r} is not one of {', '.join(sorted(MODELS))}.")
-    if self.name not in VECTORS and len(self.input_shape) != 3:
+    make = constructor(self.name)
+    self.check()
+    names = inspect.signature(make).parameters
+    given = {
+      "dtype": jnp.dtype(compute_dtype),
+      # The generator is named, so that a process with another default draws the same values.
+      "rngs": nnx.Rngs(jax.random.key(seed, impl="threefry2x32")),
+    }
+    facts = {name: _tuples(value) for name, value in self.task.items() if name in names}
+    sizes = {name: _tuples(value) for name, value in self.kwargs.items()}
+    return make(**facts, **{k: v for k, v in given.items() if k in names}, **sizes)
+
+  def check(self) -> None:
+    """Checks names of arguments against the signature, before anything is built.
+
+    Raises:
+      ValueError: naming those that do not fit, and those that would.
+    """
+    shape = self.task.get("input_shape")
+    if self.name in MODELS and self.name not in VECTORS and len(shape or ()) != 3:
       raise UserError(
         f"model {self.name!r} takes images (height, width, channels), not inputs of shape"
-        f" {tuple(self.input_shape)}; use model.name=linear."
+        f" {tuple(shape or ())}; use model.name=linear."
       )
-    try:
-      return MODELS[self.name](
-        input_shape=self.input_shape,
-        num_classes=self.num_classes,
-        dtype=jnp.dtype(compute_dtype),
-        # The generator is named, so that a process with another default draws the same values.
-        rngs=nnx.Rngs(jax.random.key(seed, impl="threefry2x32")),
-        **self.sizes,
+    parameters = inspect.signature(constructor(self.name)).parameters.values()
+    if any(each.kind is each.VAR_KEYWORD for each in parameters):
+      return
+    taken = [each for each in parameters if each.name not in (*_GIVEN, *self.task)]
+    names = [each.name for each in taken]
+    unknown = [name for name in self.kwargs if name not in names]
+    if unknown:
+      raise UserError(
+        f"model.kwargs.{unknown[0]}: model.name={self.name!r} has no {', '.join(unknown)}; it takes"
+        f" {', '.join(names) or 'no arguments'}. Leave out what does not fit:"
+        " --config.model.kwargs=none unsets all that a file sets."
       )
-    except TypeError as error:
-      raise UserError(f"the sizes {dict(self.sizes)} do not fit {self.name}: {error}.") from error
+    needed = [each.name for each in taken if each.default is each.empty]
+    missing = [name for name in needed if name not in self.kwargs]
+    if missing:
+      raise UserError(f"model.kwargs: model.name={self.name!r} needs {', '.join(missing)}.")
 
   def to_json(self) -> str:
-    fields = dataclasses.asdict(self)
-    if not self.reading:  # as before there was one
-      del fields["reading"]
+    fields = {"name": self.name, "sizes": dict(self.kwargs), **self.task}
+    if self.reading:  # as before there was one
+      fields["reading"] = dict(self.reading)
     return json.dumps(fields, sort_keys=True)
 
   @classmethod
   def from_json(cls, text: str) -> "ModelSpec":
-    """Inverse of `to_json`.
+    """Inverse of `to_json`, but for tuples, which become lists.
 
     Raises:
       ValueError: if the text does not describe a model.
     """
     try:
       fields = json.loads(text)
-      for name in ("input_shape", "value_range", "class_names"):
-        fields[name] = tuple(fields[name])
-      return cls(**fields)
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+      name, kwargs = fields.pop("name"), fields.pop("sizes")
+      return cls(name, dict(kwargs), reading=fields.pop("reading", {}), task=fields)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
       raise UserError(f"not a model description: {error!r}.") from error
+
+
+def _tuples(value: Any) -> Any:
+  return tuple(map(_tuples, value)) if isinstance(value, list) else value
