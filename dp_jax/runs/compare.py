@@ -8,18 +8,18 @@ from typing import Any
 
 import numpy as np
 
+from dp_jax.errors import UserError
 from dp_jax.evaluation.bootstrap import RESAMPLES
-from dp_jax.evaluation.gaps import (Comparison, compare_tables)
 from dp_jax.evaluation.disclosure import MIN_UNITS
+from dp_jax.evaluation.gaps import Comparison, compare_tables
 from dp_jax.evaluation.predictions import PredictionTable, load_predictions
 from dp_jax.evaluation.record_metrics import default_metrics
-from dp_jax.statement import formatting
-from dp_jax.report import (run_view)
-from dp_jax.files.atomic import (write_bytes, write_text)
+from dp_jax.files.atomic import write_bytes, write_text
+from dp_jax.report import run_view
 from dp_jax.report.comparison_page import Compared, comparison_page
 from dp_jax.report.private_page import measured_sections
-from dp_jax.training.checkpoints.workdir import (WorkDir)
-from dp_jax.errors import UserError
+from dp_jax.statement import formatting
+from dp_jax.training.checkpoints.workdir import WorkDir
 
 _NOT_KEPT = (
   "The plain run kept no steps to choose from: train it with --config.eval.every=N, and the step "

@@ -18,21 +18,29 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from dp_jax.data.sources.npy_resume import (ResumableShards)
+from dp_jax.config.features_config import FeaturesConfig
+from dp_jax.config.run_config import Config, PrivacyConfig
 from dp_jax.data.records import RecordSpec, complaint
-from dp_jax.data.sources.source import (Source, telling)
+from dp_jax.data.sources.npy_resume import ResumableShards
+from dp_jax.data.sources.source import Source, telling
 from dp_jax.data.units import UnitLoader
-from dp_jax.models.pretrained.ancestry import (to_list)
-from dp_jax.models.pretrained.backbones import (Backbone, load_backbone)
-from dp_jax.training.agreement import check_shared
-from dp_jax.config.run_config import (Config, PrivacyConfig)
-from dp_jax.training.setup.open_data import (is_strict, open_split)
-from dp_jax.parallel.hosts import (agree, code_version, broadcast, is_process_0, on_process_0, stopping_all, on_all_hosts)
-from dp_jax.config.features_config import (FeaturesConfig)
-from dp_jax.training.setup.first_records import (check_first_records)
-from dp_jax.training.setup.prepare import (record_spec)
-from dp_jax.training.progress import Progress
 from dp_jax.errors import UserError
+from dp_jax.models.pretrained.ancestry import to_list
+from dp_jax.models.pretrained.backbones import Backbone, load_backbone
+from dp_jax.parallel.hosts import (
+  agree,
+  broadcast,
+  code_version,
+  is_process_0,
+  on_all_hosts,
+  on_process_0,
+  stopping_all,
+)
+from dp_jax.training.agreement import check_shared
+from dp_jax.training.progress import Progress
+from dp_jax.training.setup.first_records import check_first_records
+from dp_jax.training.setup.open_data import is_strict, open_split
+from dp_jax.training.setup.prepare import record_spec
 
 # The label, or all labels, of a record that could not be read: it has no weight in training.
 BAD_LABEL = -1

@@ -27,27 +27,27 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from dp_jax.data.sources.source import (Source)
+from dp_jax.config.run_config import Config
+from dp_jax.data.sources.source import Source
 from dp_jax.data.unit_index import UnitIndex
+from dp_jax.errors import UserError
 from dp_jax.evaluation.classification import evaluate
 from dp_jax.evaluation.predictions import PredictionTable
 from dp_jax.gradients.compensated import Compensated
-from dp_jax.gradients.noise.jax_keys import (step_key)
-from dp_jax.gradients.noise.add_noise import (add_noise)
+from dp_jax.gradients.noise.add_noise import add_noise
+from dp_jax.gradients.noise.jax_keys import step_key
 from dp_jax.models.pretrained import weights
-from dp_jax.models.pretrained.ancestry import (GUARANTEE, Ancestor)
-from dp_jax.privacy.calibration.calibrate import (calibrate)
-from dp_jax.privacy.master_key import (MasterKey)
+from dp_jax.models.pretrained.ancestry import GUARANTEE, Ancestor
+from dp_jax.privacy.calibration.calibrate import calibrate
 from dp_jax.privacy.ledger import Ledger
+from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.sampling import FullBatch
 from dp_jax.privacy.spec import PrivacySpec
+from dp_jax.runs.using import held_out_loader
 from dp_jax.statement import formatting
-from dp_jax.config.run_config import (Config)
+from dp_jax.training.checkpoints.workdir import append_line
 from dp_jax.training.release import PARAMS, Release, load_release, release_folder, run_folder
-from dp_jax.runs.using import (held_out_loader)
-from dp_jax.training.checkpoints.workdir import (append_line)
-from dp_jax.errors import UserError
 
 # As in clipping: room for the rounding of the sum.
 _MARGIN = 1 - 2**-10

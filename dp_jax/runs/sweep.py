@@ -8,26 +8,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dp_jax.config.run_config import Config
+from dp_jax.errors import UserError
 from dp_jax.evaluation.fairness import fairness, measure
-from dp_jax.evaluation.subgroups import (CLASS)
 from dp_jax.evaluation.predictions import load_predictions
 from dp_jax.evaluation.seeds import over_seeds
+from dp_jax.evaluation.subgroups import CLASS
+from dp_jax.files.atomic import write_bytes, write_text
 from dp_jax.privacy import tuning
-from dp_jax.privacy.accounting.composition import (PlannedRelease, account_releases)
+from dp_jax.privacy.accounting.composition import PlannedRelease, account_releases
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.spec import PrivacySpec
-from dp_jax.statement import formatting
-from dp_jax.files.atomic import (write_bytes, write_text)
 from dp_jax.report.sweep_page import Row, SweepTable, panels, sweep_markdown, sweep_page
 from dp_jax.report.sweep_plot import image
-from dp_jax.runs.compare import (data_name)
-from dp_jax.config.run_config import (Config)
-from dp_jax.training.setup.prepare import (prepare)
+from dp_jax.runs.compare import data_name
+from dp_jax.statement import formatting
+from dp_jax.training.checkpoints.workdir import WorkDir, compare
 from dp_jax.training.run import train
-from dp_jax.training.setup.target import (make_mechanism)
-from dp_jax.training.checkpoints.workdir import (WorkDir, compare)
-from dp_jax.errors import UserError
+from dp_jax.training.setup.prepare import prepare
+from dp_jax.training.setup.target import make_mechanism
 
 _log = logging.getLogger(__name__)
 

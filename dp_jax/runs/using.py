@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from dp_jax.config.run_config import Config
 from dp_jax.data.records import RecordSpec
 from dp_jax.data.units import UnitLoader
-from dp_jax.evaluation.classification import evaluate, predictions
-from dp_jax.models.build import ModelSpec
-from dp_jax.files.atomic import (write_bytes)
-from dp_jax.config.run_config import (Config)
-from dp_jax.training.setup.open_data import (is_strict, open_split)
-from dp_jax.training.setup.first_records import (check_first_records)
-from dp_jax.training.setup.reading import (as_trained, check_source)
-from dp_jax.training.release import Release, load_release, run_folder
 from dp_jax.errors import UserError
+from dp_jax.evaluation.classification import evaluate, predictions
+from dp_jax.files.atomic import write_bytes
+from dp_jax.models.build import ModelSpec
+from dp_jax.training.release import Release, load_release, run_folder
+from dp_jax.training.setup.first_records import check_first_records
+from dp_jax.training.setup.open_data import is_strict, open_split
+from dp_jax.training.setup.reading import as_trained, check_source
 
 
 def evaluate_release(path: Path, config: Config) -> dict[str, Any]:
