@@ -19,9 +19,9 @@ def get_config() -> ConfigDict:
   # True of these scans alone; on other data nothing of it holds.
   config.facts.source = "digits"
   config.facts.declared = "public"
-  config.model.widths = (32, 64, 64)
-  config.model.strides = (1, 2, 1)
-  config.model.groups = 8
+  config.model.kwargs.widths = (32, 64, 64)
+  config.model.kwargs.strides = (1, 2, 1)
+  config.model.kwargs.groups = 8
   config.model.head_init_std = 0.0
   config.privacy.epsilon = 0.5
   config.privacy.delta = 1e-4

@@ -4,7 +4,7 @@ Command:   python -m dp_jax train --config=configs/imagenet_head_single_step.py 
            --config.data.path=features      (configs/imagenet_features.py makes these)
            epsilon: --config.privacy.epsilon=1, 2, 4, 8 or 10
            near zero instead of zero: --config.model.head_init_std=1e-4
-           sigmoid instead of softmax: --config.train.loss=sigmoid
+           sigmoid instead of softmax: --config.task.kwargs.link=sigmoid
 Time:      about ten seconds for 1,281,167 x 1280 features and 1,000 classes on 2 cores: from a head
            of exactly zero the gradient has a closed form.
 Expected:  81.7% on ImageNet at epsilon 4 to 10 with the paper's backbone, which is not public
@@ -31,6 +31,5 @@ def get_config() -> ConfigDict:
   config.train.steps = 1
   config.train.optimizer = "lamb"
   config.train.learning_rate = 0.01
-  config.train.loss = "softmax"
   config.train.microbatch_size = 1024  # see BUILD.md: faster than 4096 on CPUs
   return config

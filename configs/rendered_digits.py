@@ -26,7 +26,7 @@ def get_config() -> ConfigDict:
   config.train.optimizer = "adam"
   config.train.learning_rate = 2e-3
   config.train.schedule = "cosine"
-  config.train.label_smoothing = 0.1
+  config.task.kwargs.label_smoothing = 0.1
   config.train.weight_decay = 1e-4
   config.train.microbatch_size = 160
   config.checkpoint.every = 500

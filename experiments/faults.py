@@ -52,7 +52,8 @@ class Bench:
       key.touch(mode=0o600)
       key.write_text("0123456789abcdef" * 4)
     overrides = {
-      "data.num_records": 200, "model.widths": "(8,)", "model.strides": "(2,)", "model.groups": 2,
+      "data.num_records": 200,
+      "model.kwargs.widths": "(8,)", "model.kwargs.strides": "(2,)", "model.kwargs.groups": 2,
       "privacy.epsilon": 4.0, "privacy.delta": 1e-3, "privacy.sampling_rate": 0.1,
       # So that a process starts fast: an accountant that answers at once, one engine to compile.
       "privacy.accountant": "rdp", "train.engine": "vmap",

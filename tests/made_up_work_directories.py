@@ -17,7 +17,7 @@ def people_table(accuracy, *, step=20, data_digest="d") -> PredictionTable:
   units, label = np.arange(count) // 2, rng.integers(0, 3, count)
   right = rng.random(count) < accuracy
   about = {"split": "test", "data_digest": data_digest, "unit": "patient", "step": step}
-  return PredictionTable(
+  return PredictionTable.of_labels(
     record=np.arange(count), unit=units, label=label.astype(np.int32),
     predicted=np.where(right, label, (label + 1) % 3).astype(np.int32),
     label_probability=np.where(right, 0.8, 0.1).astype(np.float32), score=np.zeros(0, np.float32),

@@ -11,6 +11,10 @@ from typing import Any
 import numpy as np
 
 from dp_jax.config.run_config import Config
+from dp_jax.data.records import RecordSpec
+from dp_jax.models.build import ModelSpec
+from dp_jax.tasks.classification import Classification
+from dp_jax.tasks.multilabel import MultiLabel
 
 ROOT = Path(__file__).parents[1]
 STEPS = 8
@@ -20,7 +24,7 @@ def small_config(**changes: Any) -> Config:
   """A private run on 200 scans with a tiny model; `data__source="npz"` changes data.source."""
   values: dict[str, Any] = {
     "data": {"source": "digits", "declared": "public", "num_records": 200},
-    "model": {"widths": [8], "strides": [2], "groups": 2},
+    "model": {"kwargs": {"widths": [8], "strides": [2], "groups": 2}},
     "privacy": {"epsilon": 4.0, "delta": 1e-3, "sampling_rate": 0.3},
     "train": {"steps": STEPS, "learning_rate": 0.1, "microbatch_size": 32, "ema": 0.5},
     "checkpoint": {"every": 2},
@@ -39,13 +43,17 @@ def flags_of(config: Config) -> list[str]:
   """The command line that sets every key of a configuration."""
   result = [f"--config={ROOT / 'tests' / 'all_keys.py'}"]
   for section, content in config.to_dict().items():
-    pairs = content.items() if isinstance(content, dict) else [(None, content)]
-    for key, value in pairs:
+    for name, value in _flat(section, content):
       if value is not None:
-        name = section if key is None else f"{section}.{key}"
         text = tuple(value) if isinstance(value, list) else value
         result.append(f"--config.{name}={text}")
   return result
+
+
+def _flat(name: str, content: Any) -> list[tuple[str, Any]]:
+  if not isinstance(content, dict):
+    return [(name, content)]
+  return [pair for key, value in content.items() for pair in _flat(f"{name}.{key}", value)]
 
 
 def key_file(folder: Path) -> Path:
@@ -97,3 +105,23 @@ def without_hashes(text: str, release: Path) -> str:
   """A text without the hash of noised parameters, and without the digest of the record of them."""
   record = json.loads((release / "privacy.json").read_text())
   return text.replace(record["parameters"]["sha256"], "HASH").replace(record["digest"], "DIGEST")
+
+
+def one_label(
+  input_shape: tuple[int, ...], num_classes: int, value_range: tuple[float, float],
+  several: bool = False,
+) -> RecordSpec:  # fmt: skip
+  """What a record of these inputs and one class, or of several labels, looks like."""
+  kind = MultiLabel if several else Classification
+  return kind(input_shape, num_classes, value_range).record
+
+
+def classifier(
+  name: str, kwargs: dict[str, Any], input_shape: tuple[int, ...], num_classes: int,
+  value_range: tuple[float, float], class_names: tuple[str, ...] = (), several: bool = False,
+  reading: dict[str, Any] | None = None,
+) -> ModelSpec:  # fmt: skip
+  """The description of a model for such records."""
+  kind = MultiLabel if several else Classification
+  task = kind(input_shape, num_classes, value_range, class_names)
+  return ModelSpec(name, kwargs, dict(task.facts()), reading or {})

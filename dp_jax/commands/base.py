@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from dp_jax.commands.overrides import UNSET, unset
+from dp_jax.commands.overrides import SET, UNSET, set_arguments, unset
 from dp_jax.errors import UserError
 
 
@@ -47,6 +47,10 @@ def define_config(values: flags.FlagValues) -> None:
     UNSET, [], "a key, section.name, that is unset: what --config.section.name=none becomes",
     flag_values=values,
   )  # fmt: skip
+  flags.DEFINE_multi_string(
+    SET, [], "section.kwargs.name=value: what --config.section.kwargs.name=value becomes",
+    flag_values=values,
+  )  # fmt: skip
 
 
 def config_of(values: flags.FlagValues, kind: Any = None) -> Any:
@@ -60,6 +64,7 @@ def config_of(values: flags.FlagValues, kind: Any = None) -> Any:
   except OSError as error:  # ml_collections keeps the failure to load until the first use
     raise UserError(f"cannot load the config file: {str(error).splitlines()[-1]}") from error
   unset(content, values[UNSET].value or [])
+  set_arguments(content, values[SET].value or [])
   return (kind or Config).from_dict(content)
 
 

@@ -1,9 +1,10 @@
 """What flags of a configuration can say beyond what ml_collections reads.
 
-`--config.section.key=none` unsets a key that a file sets, and `--config.data.features=age,bmi`
-names two columns.
+`--config.section.key=none` unsets a key that a file sets, `--config.data.features=age,bmi` names
+two columns, and `--config.model.kwargs.depth=3` sets an argument that no file needs to have.
 """
 
+import ast
 import dataclasses
 import types
 import typing
@@ -14,6 +15,7 @@ from dp_jax.config.sections import LEFT_OUT
 from dp_jax.errors import UserError
 
 UNSET = "unset_key"
+SET = "set_key"
 _PREFIX = "config."
 
 
@@ -36,6 +38,10 @@ def rewrite(argv: Sequence[str], kinds: Sequence[Any]) -> list[str]:
     hint = None
     if name.startswith("-") and name.lstrip("-").startswith(_PREFIX):
       hint = next((each for each in (_hint(kind, key) for kind in kinds) if each), None)
+    if hint is not None and hint.is_argument and equals:
+      result = [each for each in result if not each.startswith(f"--{SET}={key}=")]
+      result.append(f"--{SET}={key}={value}")
+      continue
     if hint is None or (not equals and (hint.is_switch or not rest)):
       result.append(argument)
       continue
@@ -62,6 +68,25 @@ def unset(content: dict[str, Any], keys: Sequence[str]) -> None:
     place[name] = None
 
 
+def set_arguments(content: dict[str, Any], arguments: Sequence[str]) -> None:
+  """Sets "section.kwargs.name=value" in a configuration, in place; "none" unsets it.
+
+  A value is what Python reads it as, or else a text.
+  """
+  for argument in arguments:
+    key, _, text = argument.partition("=")
+    section, kwargs, name = key.split(".")
+    place = content[section].get(kwargs) or {}
+    content[section][kwargs] = place
+    place.pop(name, None)
+    if text.strip().lower() == "none":
+      continue
+    try:
+      place[name] = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+      place[name] = text
+
+
 class _Key(typing.NamedTuple):
   """What a key takes.
 
@@ -70,17 +95,22 @@ class _Key(typing.NamedTuple):
     is_names: whether it is a tuple of strings.
     says_none: whether "none" is a value of it.
     is_switch: whether it needs no value.
+    is_argument: whether it is one of the arguments of other code: section.kwargs.name.
   """
 
   optional: bool
   is_names: bool
   says_none: bool
   is_switch: bool
+  is_argument: bool = False
 
 
 def _hint(kind: Any, key: str) -> _Key | None:
   """What a dotted key of a configuration takes; None where there is no such key."""
   *sections, name = key.split(".")
+  if sections[1:] == ["kwargs"]:
+    known = _hint(kind, ".".join(sections))
+    return known and _Key(True, False, False, False, True)
   for section in sections:
     kind = typing.get_type_hints(kind).get(section)
     if not dataclasses.is_dataclass(kind):

@@ -3,6 +3,7 @@
 import dataclasses
 import types
 import typing
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from ml_collections import config_dict
@@ -30,7 +31,11 @@ def _section(section: Any) -> config_dict.ConfigDict:
   result = config_dict.ConfigDict()
   left_out = {each.name for each in dataclasses.fields(section) if each.metadata.get(LEFT_OUT)}
   for name, hint in typing.get_type_hints(type(section)).items():
-    value = None if name in left_out else getattr(section, name)
+    value = getattr(section, name)
+    if isinstance(value, Mapping):
+      result[name] = config_dict.ConfigDict()
+      continue
+    value = None if name in left_out else value
     if hasattr(value, "__dataclass_fields__"):
       result[name] = _section(value)
     elif value is None:

@@ -6,10 +6,11 @@ from typing import Any, Literal
 
 from dp_jax.config.data_config import DataConfig, data_checks
 from dp_jax.config.facts import FactsConfig
-from dp_jax.config.sections import from_mapping, plain
+from dp_jax.config.sections import LEFT_OUT, from_mapping, plain
 from dp_jax.config.solver_config import SolverConfig, solver_checks
 from dp_jax.errors import UserError
 from dp_jax.gradients.clipping import MEMORY_BUDGET
+from dp_jax.models.build import MODELS
 from dp_jax.privacy.spec import AccountantName, Adjacency
 
 # K where units are people and the configuration does not say.
@@ -21,9 +22,11 @@ class ModelConfig:
   """The model.
 
   Attributes:
-    name: a model of dp_jax.models.build.
-    widths, strides, groups, depth, width, size, patch, heads: its sizes, those that the model has;
-      left out, its own default. One that it does not have is refused.
+    name: a model of dp_jax.models.build, or "package.module:function" of your own, which gets the
+      kwargs, and of rngs, dtype and the facts of the task (num_classes, input_shape) those that its
+      signature names; it returns an `nnx.Module`.
+    kwargs: its sizes: keyword arguments of its constructor; left out, its own defaults. One that
+      it does not have is refused.
     weights: a safetensors file of public weights to start from.
     trainable: a regular expression on parameter names; what it does not match is frozen.
     head_init_std: standard deviation of the head's initial kernel (0 allowed; bias zero); None
@@ -31,22 +34,25 @@ class ModelConfig:
   """
 
   name: str = "convnet"
-  widths: tuple[int, ...] | None = None
-  strides: tuple[int, ...] | None = None
-  groups: int | None = None
-  depth: int | None = None
-  width: int | None = None
-  size: str | None = None
-  patch: int | None = None
-  heads: int | None = None
+  kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict, metadata={LEFT_OUT: True})
   weights: str | None = None
   trainable: str = ".*"
   head_init_std: float | None = None
 
-  def sizes(self) -> dict[str, Any]:
-    """The sizes that are set, as the model takes them."""
-    names = ("widths", "strides", "groups", "depth", "width", "size", "patch", "heads")
-    return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig:
+  """What a model is trained for.
+
+  Attributes:
+    name: classification (one class a record), multilabel (several labels of yes or no), auto (by
+      the labels of the source), or "package.module:Class" of your own (`dp_jax.tasks.task.Task`).
+    kwargs: its settings. Of the first two: link, softmax or sigmoid (the sum of a binary loss for
+      each class), and label_smoothing, the share of a label that is spread evenly over all classes.
+  """
+
+  name: str = "auto"
+  kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict, metadata={LEFT_OUT: True})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,8 +104,6 @@ class TrainConfig:
     momentum: of sgd.
     schedule: constant or cosine (to zero), after a linear warm-up.
     warmup_steps: length of the warm-up.
-    loss: softmax or sigmoid (the sum of a binary loss for each class).
-    label_smoothing: the share of a label that is spread evenly over all classes.
     weight_decay: decoupled, applied after the noise, outside the clipped loss.
     ema: decay of the exponential moving average of parameters that is released; 0 releases the
       last ones.
@@ -118,8 +122,6 @@ class TrainConfig:
   momentum: float = 0.9
   schedule: Literal["constant", "cosine"] = "constant"
   warmup_steps: int = 0
-  loss: Literal["softmax", "sigmoid"] = "softmax"
-  label_smoothing: float = 0.0
   weight_decay: float = 0.0
   ema: float = 0.0
   engine: Literal["auto", "vmap", "ghost", "loop"] = "auto"
@@ -173,6 +175,7 @@ class Config:
 
   data: DataConfig = dataclasses.field(default_factory=DataConfig)
   model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+  task: TaskConfig = dataclasses.field(default_factory=TaskConfig)
   privacy: PrivacyConfig = dataclasses.field(default_factory=PrivacyConfig)
   train: TrainConfig = dataclasses.field(default_factory=TrainConfig)
   solver: SolverConfig = dataclasses.field(default_factory=SolverConfig)
@@ -223,9 +226,9 @@ def _with_facts(config: Config, given: Mapping[str, Any]) -> Config:
 
 
 def _at_least_one(value: Any) -> bool:
-  return (
-    isinstance(value, str) or min(value if isinstance(value, tuple) else (value,), default=1) >= 1
-  )
+  """Of numbers that are sizes."""
+  values = value if isinstance(value, tuple) else (value,)
+  return all(isinstance(each, bool | str) or each >= 1 for each in values)
 
 
 def _within_float32(values: tuple[float, ...] | None) -> bool:
@@ -249,8 +252,6 @@ def _check(config: Config) -> None:
      train.momentum, f"is of sgd, and train.optimizer={train.optimizer!r} does not use it: leave it"
      " out"),
     (0 <= train.ema < 1, "train.ema", train.ema, "must be in [0, 1)"),
-    (0 <= train.label_smoothing < 1, "train.label_smoothing", train.label_smoothing,
-     "must be in [0, 1)"),
     (train.weight_decay >= 0, "train.weight_decay", train.weight_decay, "must not be negative"),
     (train.warmup_steps >= 0, "train.warmup_steps", train.warmup_steps, "must not be negative"),
     (train.microbatch_size >= 1, "train.microbatch_size", train.microbatch_size, positive),
@@ -264,8 +265,8 @@ def _check(config: Config) -> None:
     (bool(config.data.source), "data.source", config.data.source, "must name a source"),
     (0 <= config.seed < 2**31, "seed", config.seed, "must be in [0, 2^31)"),
     (0 <= config.data.seed < 2**31, "data.seed", config.data.seed, "must be in [0, 2^31)"),
-    *((_at_least_one(value), f"model.{name}", value, positive)
-      for name, value in config.model.sizes().items()),
+    *((_at_least_one(value), f"model.kwargs.{name}", value, positive)
+      for name, value in config.model.kwargs.items() if config.model.name in MODELS),
     (_within_float32(config.data.value_range), "data.value_range", config.data.value_range,
      "must lie between -1e30 and 1e30"),
     (_within_float32((train.learning_rate, config.model.head_init_std or 0)), "train.learning_rate",

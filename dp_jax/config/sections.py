@@ -65,11 +65,22 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if value not in args:
       raise UserError(f"{where}={value!r} is not one of {', '.join(map(repr, args))}.")
     return value
+  if origin is Mapping:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+      raise UserError(f"{where} must be a mapping from names to values, got {value!r}.")
+    return {key: _tuples(item) for key, item in value.items()}
   if origin is tuple:
     if not isinstance(value, list | tuple):
       raise UserError(f"{where} must be a sequence, got {value!r}.")
     return tuple(_convert(args[0], item, where) for item in value)
   return _convert_scalar(hint, value, where)
+
+
+def _tuples(value: Any) -> Any:
+  """Lists as tuples, as Python code has them."""
+  if isinstance(value, Mapping):
+    return {key: _tuples(item) for key, item in value.items()}
+  return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def _convert_scalar(hint: type, value: Any, where: str) -> Any:

@@ -69,8 +69,8 @@ USED_BY: dict[str, tuple[str, ...]] = {
   ),
   "privacy.clip_norm": ("feature_covariance", "newton"),
   **dict.fromkeys(
-    ("train.warmup_steps", "train.loss", "train.label_smoothing", "train.ema", "train.engine",
-     "train.memory_budget", "train.compute_dtype", "data.augment", "data.views",
+    ("train.warmup_steps", "train.ema", "train.engine",
+     "train.memory_budget", "train.compute_dtype", "task.kwargs", "data.augment", "data.views",
      "model.head_init_std"),
     (),
   ),
@@ -131,7 +131,7 @@ def _run_checks(solver: SolverConfig, config: Any) -> list[Check]:
     (privacy.sampling == "full_batch", "privacy.sampling", privacy.sampling,
      "must be full_batch: a solver's statistics are over all units"),
     (privacy.clipping == "flat", "privacy.clipping", privacy.clipping, "must be flat for a solver"),
-    (model.name == "feature_head" and not model.sizes(), "model.name", model.name,
+    (model.name == "feature_head" and not model.kwargs, "model.name", model.name,
      "must be feature_head, without sizes: that is what a solver fits"),
     (model.weights is None and model.trainable == ".*", "model.weights", model.weights,
      "and model.trainable have no place in a solver's run"),
@@ -149,7 +149,7 @@ def _use_checks(solver: SolverConfig, config: Any) -> list[Check]:
   for key, users in USED_BY.items():
     section, name = key.split(".")
     value = getattr(getattr(config, section), name)
-    default = getattr(type(getattr(config, section)), name)
+    default = getattr(type(getattr(config, section))(), name)
     only = f"of use to {' and '.join(users)} alone" if users else "of use to no solver"
     holds = value == default or any(method in users for method in methods)
     checks.append((holds, key, value, f"is not used by solver.method={solver.method}: leave it"

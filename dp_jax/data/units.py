@@ -20,8 +20,8 @@ class UnitLoader:
 
   A unit is one record, or with `unit_ids` all records with one id. A malformed record (label out
   of range, inputs of another shape, undecodable) has zero weight: its `record_mask` is False and
-  its fields are zeros, while its unit stays in the batch. So neither a crash nor the shape of a batch
-  depends on what a record holds.
+  its fields are zeros, while its unit stays in the batch. So neither a crash nor the shape of a
+  batch depends on what a record holds.
 
   `UnitIndex` says how records are grouped and cut.
   """
@@ -54,7 +54,8 @@ class UnitLoader:
 
     Raises:
       ValueError: if K is below 1, `unit_ids` has another length or holds what is no single id,
-        `units` repeats an id, or the source declares what contradicts a field of `spec`; with `strict` also if a record is in no unit.
+        `units` repeats an id, or the source declares what contradicts a field of `spec`; with
+        `strict` also if a record is in no unit.
     """
     info = source.info
     if max_records_per_unit < 1:

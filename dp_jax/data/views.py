@@ -17,6 +17,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from dp_jax.data.records import RecordSpec
 from dp_jax.errors import UserError
 
 Augment = Literal["none", "pad_mirror_crop_flip", "random_resized_crop"]
@@ -44,8 +45,8 @@ class Views:
   count: int = 1
   min_crop_area: float = 0.08
 
-  def check(self, input_shape: tuple[int, ...]) -> None:
-    """Refuses what has no meaning for records of this shape.
+  def check(self, record: RecordSpec) -> None:
+    """Refuses what has no meaning for records of this kind.
 
     Raises:
       ValueError: naming the setting.
@@ -56,6 +57,7 @@ class Views:
       if self.count > 1:
         raise UserError(f"data.views={self.count} would all be the same: set data.augment")
       return
+    input_shape = dict(record.fields)["inputs"].shape
     if len(input_shape) != 3:
       raise UserError(f"data.augment={self.augment!r} is for images, not inputs {input_shape}")
     if self.augment == "pad_mirror_crop_flip" and min(input_shape[:2]) <= PAD:

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from dp_jax.evaluation.classification import GRID, in_units
+from dp_jax.evaluation.class_metrics import GRID, in_units
 
 
 @dataclasses.dataclass

@@ -1,7 +1,8 @@
 """What a model said of each held-out record: the table from which subgroups are evaluated.
 
 It holds what metrics of records need and no more, so that its size does not grow with the number of
-classes. Every metric is a function of it. It says of every person how the model did on them: of private data, it is private.
+classes; every metric is a function of it. It says of every person how the model did on them: of
+private data, it is private.
 """
 
 import io
@@ -48,8 +49,9 @@ class PredictionTable:
   @classmethod
   def of_labels(
     cls, record: np.ndarray, unit: np.ndarray, label: np.ndarray, predicted: np.ndarray,
-    label_probability: np.ndarray, score: np.ndarray, groups: Mapping[str, np.ndarray] | None = None,
-    about: Mapping[str, Any] | None = None, **more: np.ndarray,
+    label_probability: np.ndarray, score: np.ndarray,
+    groups: Mapping[str, np.ndarray] | None = None, about: Mapping[str, Any] | None = None,
+    **more: np.ndarray,
   ) -> "PredictionTable":  # fmt: skip
     """A table of classes or labels, from its columns."""
     columns = {"label": label, "predicted": predicted, "label_probability": label_probability,

@@ -84,7 +84,7 @@ class ModelSpec:
     """
     make = constructor(self.name)
     self.check()
-    names = inspect.signature(make).parameters
+    names = _names(self.name, make)
     given = {
       "dtype": jnp.dtype(compute_dtype),
       # The generator is named, so that a process with another default draws the same values.
@@ -106,7 +106,7 @@ class ModelSpec:
         f"model {self.name!r} takes images (height, width, channels), not inputs of shape"
         f" {tuple(shape or ())}; use model.name=linear."
       )
-    parameters = inspect.signature(constructor(self.name)).parameters.values()
+    parameters = _signature(constructor(self.name)).parameters.values()
     if any(each.kind is each.VAR_KEYWORD for each in parameters):
       return
     taken = [each for each in parameters if each.name not in (*_GIVEN, *self.task)]
@@ -142,6 +142,25 @@ class ModelSpec:
       return cls(name, dict(kwargs), reading=fields.pop("reading", {}), task=fields)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
       raise UserError(f"not a model description: {error!r}.") from error
+
+
+def _signature(make: Callable[..., Any]) -> inspect.Signature:
+  """Of the constructor; where it hands all else on to a class (`hands_on_to`), of both."""
+  signature, further = inspect.signature(make), getattr(make, "hands_on_to", None)
+  if further is None:
+    return signature
+  own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+  optional = [
+    each.replace(kind=each.KEYWORD_ONLY, default=None)
+    for each in inspect.signature(further).parameters.values()
+  ]
+  return inspect.Signature([*own, *optional])
+
+
+def _names(name: str, make: Callable[..., Any]) -> set[str]:
+  """What may be given to a constructor."""
+  of_tasks = ("input_shape", "num_classes")
+  return {*_signature(make).parameters, *((*_GIVEN, *of_tasks) if name in MODELS else ())}
 
 
 def _tuples(value: Any) -> Any:

@@ -1,20 +1,17 @@
 """`check_per_unit`: what the trainer checks of a loss before step 0, for loops written by hand."""
 
-import contextlib
-import functools
-import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen, nnx
+from flax import nnx
 
 from dp_jax.errors import UserError
 from dp_jax.gradients.per_unit import check_loss
-from dp_jax.models.inspect import check_modules, mixes_examples
+from dp_jax.models.inspect import check_modules, refused_batch_norm
 
 PyTree = Any
 
@@ -68,7 +65,7 @@ def check_per_unit(
   """
   if module is not None:
     check_modules(module)
-  with _refused_batch_norm():
+  with refused_batch_norm():
     check_loss(loss_fn, params, jax.tree.map(_one_made_up, _shapes(unit)), key)
   if units is None:
     units = _made_up(_shapes(unit))
@@ -80,37 +77,6 @@ def check_per_unit(
       stacklevel=2,
     )
   return idle
-
-
-@contextlib.contextmanager
-def _refused_batch_norm() -> Iterator[None]:
-  """Within it, calling a BatchNorm in training mode is an error, wherever it was made."""
-  original = nnx.BatchNorm.__call__
-
-  @functools.wraps(original)
-  def refused(self: nnx.BatchNorm, *args: Any, **kwargs: Any) -> Any:
-    given = inspect.signature(original).bind(self, *args, **kwargs).arguments
-    frozen = given.get("use_running_average")
-    if not (self.use_running_average if frozen is None else frozen):
-      raise UserError(mixes_examples(f"{type(self).__name__} of {self.num_features} features"))
-    return original(self, *args, **kwargs)
-
-  def linen_method(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
-    part = context.module
-    if isinstance(part, linen.BatchNorm) and context.method_name == "__call__":
-      given = inspect.signature(type(part).__call__).bind(part, *args, **kwargs).arguments
-      frozen = given.get("use_running_average")
-      if not (part.use_running_average if frozen is None else frozen):
-        raise UserError(mixes_examples(".".join(part.path) or type(part).__name__))
-    return call(*args, **kwargs)
-
-  nnx.BatchNorm.__call__ = refused  # type: ignore[method-assign]
-  try:
-    # Another precision than that of the user, so that what has been traced before is traced anew.
-    with linen.intercept_methods(linen_method), jax.default_matmul_precision("tensorfloat32"):
-      yield
-  finally:
-    nnx.BatchNorm.__call__ = original  # type: ignore[method-assign]
 
 
 def _shapes(unit: PyTree) -> PyTree:

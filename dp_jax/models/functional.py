@@ -30,6 +30,10 @@ class FunctionalModel:
   variables: dict[str, Any]
   random: tuple[str, ...]
 
+  def is_param(self, name: str) -> bool:
+    """Whether an array can be trained."""
+    return issubclass(self.variables[name].type, nnx.Param)
+
   def bind(self, arrays: Arrays, key: jax.Array | None = None) -> nnx.Module:
     """The module with these arrays in it.
 
@@ -67,11 +71,11 @@ def split(model: nnx.Module) -> tuple[FunctionalModel, Arrays]:
   return FunctionalModel(graphdef, variables, random), arrays
 
 
-def partition(model: FunctionalModel, arrays: Arrays, trainable: str) -> tuple[Arrays, Arrays]:
+def partition(model: Any, arrays: Arrays, trainable: str) -> tuple[Arrays, Arrays]:
   """Splits arrays into trained and frozen: trained are the parameters whose name matches.
 
   Args:
-    model: the structure; only its `nnx.Param` variables can be trained.
+    model: the structure; of a module, only its `nnx.Param` variables can be trained.
     arrays: all arrays by name.
     trainable: a regular expression, searched in each dotted name (".*" trains all, "^head" a
       linear probe).
@@ -88,7 +92,7 @@ def partition(model: FunctionalModel, arrays: Arrays, trainable: str) -> tuple[A
     raise UserError(
       f"model.trainable={trainable!r} is not a regular expression: {error}."
     ) from error
-  names = [name for name in arrays if issubclass(model.variables[name].type, nnx.Param)]
+  names = [name for name in arrays if model.is_param(name)]
   chosen = {name for name in names if pattern.search(name)}
   if not chosen:
     raise UserError(f"model.trainable={trainable!r} matches none of {', '.join(names)}.")

@@ -1,19 +1,20 @@
 """Refusal of models for which a per-example gradient does not exist, before anything is trained."""
 
-from collections.abc import Callable
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from flax import nnx
+from flax import linen, nnx
 
 from dp_jax.errors import UserError
 from dp_jax.gradients.per_unit import unbound_axis
-from dp_jax.models.functional import Arrays, FunctionalModel, changed_state
+from dp_jax.models.functional import Arrays, changed_state
 
 
-def check_model(
-  model: FunctionalModel, arrays: Arrays, forward: Callable[[nnx.Module], Any]
-) -> None:
+def check_model(model: Any, arrays: Arrays, forward: Callable[[Any], Any]) -> None:
   """Refuses operations across examples and forward passes that change the model's state.
 
   Args:
@@ -27,16 +28,19 @@ def check_model(
       naming the axis of a collective.
   """
   key = jax.random.key(0) if model.random else None
-  check_modules(model.bind(arrays, key))
+  if isinstance(whole := model.bind(arrays, key), nnx.Module):
+    check_modules(whole)
   changed: list[str] = []
 
   def trace(values: Arrays) -> None:
     bound = model.bind(values, key)
     forward(bound)
-    changed.extend(changed_state(bound, values))
+    if isinstance(bound, nnx.Module):
+      changed.extend(changed_state(bound, values))
 
   try:
-    jax.eval_shape(trace, arrays)
+    with refused_batch_norm():
+      jax.eval_shape(trace, arrays)
   except NameError as error:
     raise UserError(unbound_axis(error)) from error
   if changed:
@@ -65,3 +69,34 @@ def mixes_examples(name: str) -> str:
     " per-example gradient does not exist. Use GroupNorm or LayerNorm, or frozen statistics"
     " (use_running_average=True)."
   )
+
+
+@contextlib.contextmanager
+def refused_batch_norm() -> Iterator[None]:
+  """Within it, calling a BatchNorm in training mode is an error, wherever it was made."""
+  original = nnx.BatchNorm.__call__
+
+  @functools.wraps(original)
+  def refused(self: nnx.BatchNorm, *args: Any, **kwargs: Any) -> Any:
+    given = inspect.signature(original).bind(self, *args, **kwargs).arguments
+    frozen = given.get("use_running_average")
+    if not (self.use_running_average if frozen is None else frozen):
+      raise UserError(mixes_examples(f"{type(self).__name__} of {self.num_features} features"))
+    return original(self, *args, **kwargs)
+
+  def linen_method(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    part = context.module
+    if isinstance(part, linen.BatchNorm) and context.method_name == "__call__":
+      given = inspect.signature(type(part).__call__).bind(part, *args, **kwargs).arguments
+      frozen = given.get("use_running_average")
+      if not (part.use_running_average if frozen is None else frozen):
+        raise UserError(mixes_examples(".".join(part.path) or type(part).__name__))
+    return call(*args, **kwargs)
+
+  nnx.BatchNorm.__call__ = refused  # type: ignore[method-assign]
+  try:
+    # Another precision than that of the user, so that what has been traced before is traced anew.
+    with linen.intercept_methods(linen_method), jax.default_matmul_precision("tensorfloat32"):
+      yield
+  finally:
+    nnx.BatchNorm.__call__ = original  # type: ignore[method-assign]

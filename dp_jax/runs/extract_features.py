@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -36,11 +36,12 @@ from dp_jax.parallel.hosts import (
   on_process_0,
   stopping_all,
 )
+from dp_jax.tasks.classification import Classification
+from dp_jax.tasks.opening import SHAPES, open_task
 from dp_jax.training.agreement import check_shared
 from dp_jax.training.progress import Progress
 from dp_jax.training.setup.first_records import check_first_records
 from dp_jax.training.setup.open_data import is_strict, open_split
-from dp_jax.training.setup.prepare import record_spec
 
 # The label, or all labels, of a record that could not be read: it has no weight in training.
 BAD_LABEL = -1
@@ -92,19 +93,20 @@ def prepare_features(config: FeaturesConfig) -> Extraction:
     data.train_split: source,
     data.eval_split: open_split(run, data.eval_split, class_names=names),
   }
-  spec, _ = record_spec(data, source)
+  declared = {name: getattr(data, name) for name in SHAPES}
+  task = cast(Classification, open_task("auto", {}, source.info, declared)[0])
   loaded = load_backbone(
     backbone.name, backbone.size, backbone.weights, layers=backbone.layers,
-    input_shape=spec.input_shape, value_range=spec.value_range,
+    input_shape=task.input_shape, value_range=task.value_range,
     compute_dtype=backbone.compute_dtype,
   )  # fmt: skip
   with telling(data.declared == "public"):
     for split, each in sources.items():
       _columns(each, config.columns)
       private = data.declared == "private"
-      check_first_records(UnitLoader(each, spec), f"the split {split!r}", private=private)
-  manifest = _manifest(config, loaded, sources, spec)
-  return Extraction(config, loaded, sources, spec, manifest)
+      check_first_records(UnitLoader(each, task.record), f"the split {split!r}", private=private)
+  manifest = _manifest(config, loaded, sources, task.num_classes)
+  return Extraction(config, loaded, sources, task.record, manifest)
 
 
 def extract_features(config: FeaturesConfig, out: Path, *, progress: bool = True) -> dict[str, Any]:
@@ -204,7 +206,8 @@ def _shard(
         shown = data.declared == "public"
         raise UserError(complaint(source, index, problems[index], show=shown))
     features.append(np.where(real[:, None], out, np.zeros((), out.dtype)))
-    label = units["label"][mask, 0].astype(np.int8 if extraction.spec.multilabel else np.int32)
+    label = units["label"][mask, 0]
+    label = label.astype(np.int8 if label.ndim > 1 else np.int32)
     label[~real] = BAD_LABEL
     labels.append(label)
     bar.update(None)
@@ -263,7 +266,7 @@ def _columns(source: Source, names: tuple[str, ...]) -> dict[str, np.ndarray]:
 
 
 def _manifest(
-  config: FeaturesConfig, backbone: Backbone, sources: dict[str, Source], spec: RecordSpec
+  config: FeaturesConfig, backbone: Backbone, sources: dict[str, Source], num_classes: int
 ) -> dict[str, Any]:
   """As the npy source reads it. Everything in it is known before the first record is read."""
   data, per_shard = config.data, config.backbone.records_per_shard
@@ -279,7 +282,7 @@ def _manifest(
   return {
     "input_shape": [backbone.num_features],
     "input_dtype": config.backbone.dtype,
-    "num_classes": spec.num_classes,
+    "num_classes": num_classes,
     "class_names": list(sources[data.train_split].info.class_names),
     "value_range": [-1.0, 1.0],
     "columns": sorted(config.columns),

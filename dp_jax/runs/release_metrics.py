@@ -31,7 +31,6 @@ from dp_jax.config.run_config import Config
 from dp_jax.data.sources.source import Source
 from dp_jax.data.unit_index import UnitIndex
 from dp_jax.errors import UserError
-from dp_jax.evaluation.classification import evaluate
 from dp_jax.evaluation.predictions import PredictionTable
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.noise.add_noise import add_noise
@@ -46,6 +45,7 @@ from dp_jax.privacy.sampling import FullBatch
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.runs.using import held_out_loader
 from dp_jax.statement import formatting
+from dp_jax.tasks.evaluate import evaluate
 from dp_jax.training.checkpoints.workdir import append_line
 from dp_jax.training.release import PARAMS, Release, load_release, release_folder, run_folder
 
@@ -129,9 +129,7 @@ def held_out_shares(release: Release, config: Config, delta: float) -> tuple[np.
       f"delta {delta:g} is not below one over the number of units of {split!r},"
       f" {num_units}: what is released could be a whole unit. Give a smaller delta."
     )
-  held_out = evaluate(
-    release.evaluator(), loader, release.spec.num_classes, config.eval.microbatch_size
-  )
+  held_out = evaluate(release.evaluator(), loader, release.task, config.eval.microbatch_size)
   return shares(held_out.table.of_people(index.unit_of_records, {}, {})), num_units
 
 

@@ -3,19 +3,14 @@
 import csv
 import io
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dp_jax.config.run_config import Config
-from dp_jax.data.records import RecordSpec
 from dp_jax.data.units import UnitLoader
 from dp_jax.errors import UserError
-from dp_jax.evaluation.classification import evaluate, predictions
 from dp_jax.files.atomic import write_bytes
-from dp_jax.models.build import ModelSpec
+from dp_jax.tasks.evaluate import evaluate, predictions
 from dp_jax.training.release import Release, load_release, run_folder
 from dp_jax.training.setup.first_records import check_first_records
 from dp_jax.training.setup.open_data import is_strict, open_split
@@ -31,7 +26,7 @@ def evaluate_release(path: Path, config: Config) -> dict[str, Any]:
   """
   release = load_release(path)
   sums = evaluate(
-    release.evaluator(), held_out_loader(release, config), release.spec.num_classes,
+    release.evaluator(), held_out_loader(release, config), release.task,
     config.eval.microbatch_size,
   )  # fmt: skip
   if config.data.declared == "public":
@@ -54,10 +49,9 @@ def predict_release(path: Path, config: Config, out: Path) -> None:
     ValueError: if the file cannot be written.
   """
   release = load_release(path)
-  names = release.spec.class_names or tuple(map(str, range(release.spec.num_classes)))
   text = io.StringIO()
   writer = csv.writer(text, lineterminator="\n")
-  writer.writerow(["index", "prediction", *(f"probability_{name}" for name in names)])
+  writer.writerow(["index", *release.task.columns])
   loader = held_out_loader(release, config, labelled=False)
   for indices, probabilities, units, _ in predictions(
     release.predictor(), loader, config.eval.microbatch_size
@@ -65,18 +59,12 @@ def predict_release(path: Path, config: Config, out: Path) -> None:
     readable = units["record_mask"][:, 0]
     for index, row, good in zip(indices, probabilities, readable, strict=False):  # then padding
       # A malformed record has no prediction.
-      cells = [_named(release.spec, names, row), *(f"{p:.6g}" for p in row)]
-      writer.writerow([index, *(cells if good else [""] * len(cells))])
+      cells = release.task.cells(row) if good else [""] * len(release.task.columns)
+      writer.writerow([index, *cells])
   try:
     write_bytes(out, text.getvalue().encode())
   except OSError as error:
     raise UserError(f"cannot write {str(out)!r}: {error.strerror}.") from error
-
-
-def _named(spec: ModelSpec, names: Sequence[str], probabilities: np.ndarray) -> str:
-  if not spec.multilabel:
-    return names[int(probabilities.argmax())]
-  return ";".join(name for name, p in zip(names, probabilities, strict=True) if p > 0.5)
 
 
 def held_out_loader(release: Release, config: Config, *, labelled: bool = True) -> UnitLoader:
@@ -93,17 +81,17 @@ def held_out_loader(release: Release, config: Config, *, labelled: bool = True) 
   """
   spec = release.spec
   config = as_trained(spec, config)
-  data = config.data
+  data, shape = config.data, spec.task.get("input_shape")
+  names = tuple(spec.task.get("class_names", ()))
   source = open_split(
-    config, data.eval_split, input_shape=spec.input_shape, class_names=spec.class_names or None,
+    config, data.eval_split, input_shape=shape and tuple(shape), class_names=names or None,
     labelled=labelled,
   )  # fmt: skip
   check_source(spec, data, source.info)
-  named = source.info.class_names
-  if named and spec.class_names and named != spec.class_names:
+  named = tuple(source.info.class_names)
+  if named and names and named != names:
     raise UserError(f"the classes of {source.info.name} are not those of the model, in its order.")
-  record = RecordSpec(spec.input_shape, spec.num_classes, spec.value_range, spec.multilabel)
-  loader = UnitLoader(source, record, strict=is_strict(data))
+  loader = UnitLoader(source, release.task.record, strict=is_strict(data))
   if labelled:  # predictions say of each record themselves that there is none
     split = f"data.eval_split={data.eval_split!r}"
     check_first_records(loader, split, private=data.declared != "public")

@@ -27,6 +27,7 @@ from dp_jax.gradients.engines.norms import CLIP_MARGIN, LARGEST_RATIO
 from dp_jax.gradients.engines.styles import GAMMA, StyleName
 from dp_jax.models.functional import Arrays
 from dp_jax.solvers.class_sums import ClassSums, squared_norms
+from dp_jax.tasks.bound import BoundTask
 from dp_jax.tasks.classification import Classification
 
 # Units of several records that are added at a time.
@@ -83,25 +84,24 @@ class ZeroHead:
 
 
 def zero_head(
-  task: Classification, params: Arrays, frozen: Arrays, clip_norm: float, clipping: StyleName
+  task: BoundTask, params: Arrays, frozen: Arrays, clip_norm: float, clipping: StyleName
 ) -> ZeroHead | None:
   """The head, if the task is a linear model whose arrays are all zero; None otherwise."""
-  arrays = {**params, **frozen}
-  spec = task.spec
-  if spec.name != "linear" or spec.multilabel or spec.num_classes < 2:
+  arrays, head = {**params, **frozen}, task.task
+  if task.spec.name != "linear" or type(head) is not Classification or head.num_classes < 2:
     return None
   if "head.kernel" not in params:
     return None
   if any(np.any(np.asarray(value)) for value in arrays.values()):
     return None
-  classes, smoothing = spec.num_classes, task.label_smoothing
+  classes, smoothing = head.num_classes, head.label_smoothing
   # The target is own at the label and smoothing / K at every class.
-  mean, loss = (1 / classes, np.log(classes)) if task.link == "softmax" else (
+  mean, loss = (1 / classes, np.log(classes)) if head.link == "softmax" else (
     0.5, classes * np.log(2)
   )  # fmt: skip
   return ZeroHead(
     arrays["head.kernel"].shape[0], classes, "head.bias" in params,
-    mean - smoothing / classes, 1 - smoothing, float(loss), clip_norm, clipping, spec.value_range,
+    mean - smoothing / classes, 1 - smoothing, float(loss), clip_norm, clipping, head.value_range,
   )  # fmt: skip
 
 

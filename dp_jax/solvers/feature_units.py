@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from dp_jax.data.sources.source import SourceInfo
 from dp_jax.errors import UserError
 from dp_jax.models.feature_head import Blocks, feature_map
 
@@ -164,3 +165,22 @@ def _prepare(
     "label": jnp.where(real, labels, 0),
     "record_mask": real,
   }
+
+
+def num_features(info: SourceInfo) -> int:
+  """The length of a source's vectors; 0 if it declares none."""
+  (size,) = info.input_shape or (0,)
+  return size
+
+
+def check_size(called: str, info: SourceInfo, wanted: int) -> None:
+  """Refuses vectors of another length than those of a run.
+
+  Raises:
+    ValueError: naming both.
+  """
+  if info.input_shape != (wanted,):
+    raise UserError(
+      f"{called} has records of shape {info.input_shape}, and the data {(wanted,)}: the same model"
+      " must make both."
+    )

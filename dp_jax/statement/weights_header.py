@@ -27,6 +27,10 @@ _BYTES = {
 # The key of the metadata under which the project describes arrays, as
 # `dp_jax.models.pretrained.weights` writes them.
 _OURS = "dp_jax"
+# What the header says of the model that is no fact about records.
+_NO_FACTS = ("name", "sizes", "reading")
+# The facts of the tasks of dp_jax.
+_BUILT_IN = ("input_shape", "num_classes", "value_range", "class_names", "multilabel")
 
 
 def problems(path: Path, record: Mapping[str, Any]) -> list[str]:
@@ -68,12 +72,13 @@ def _contradictions(
   guarantee = {name: record[name] for name in GUARANTEE}
   if about.get("guarantee") != guarantee:
     yield f"the guarantee in the header, {about.get('guarantee')}, is not that of the record"
-  said = {**model.get("reading", {}), **{k: v for k, v in model.items() if k != "reading"}}
+  facts = {name: value for name, value in model.items() if name not in _NO_FACTS}
+  said = {**model.get("reading", {}), **facts}
   public = record["treated_as_public"]
   for name in sorted(said.keys() & public.keys()):
     if said[name] != public[name]:
       yield f"treated_as_public.{name} is not what the header of the parameters says"
-  for name in ("input_shape", "num_classes", "value_range", "class_names", "multilabel"):
+  for name in sorted({*facts, *(() if "task" in facts else _BUILT_IN)}):
     if name not in said or name not in public:
       yield f"{name} has to stand in treated_as_public and in the header of the parameters"
 

@@ -7,8 +7,9 @@ import jax
 
 from dp_jax.errors import UserError
 from dp_jax.models.build import ModelSpec
-from dp_jax.models.functional import Arrays, FunctionalModel
+from dp_jax.models.functional import Arrays
 from dp_jax.models.inspect import check_model
+from dp_jax.models.opening import Structure
 from dp_jax.tasks.task import Task, Unit
 
 
@@ -22,7 +23,7 @@ class BoundTask:
     spec: what rebuilds and feeds it.
   """
 
-  model: FunctionalModel
+  model: Structure
   task: Task
   spec: ModelSpec
 

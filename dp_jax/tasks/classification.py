@@ -135,9 +135,7 @@ class Classification(BaseTask):
       "record_mask": np.ones(shape, bool),
     }
 
-  def rows(
-    self, outputs: np.ndarray, fields: Mapping[str, np.ndarray]
-  ) -> Mapping[str, np.ndarray]:
+  def rows(self, outputs: np.ndarray, fields: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     """The columns of a table of predictions."""
     probabilities, scores = np.split(outputs, [self.num_classes], axis=1)
     return class_rows(probabilities, fields["label"], scores)

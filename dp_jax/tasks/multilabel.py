@@ -64,9 +64,7 @@ class MultiLabel(Classification):
     labels[..., 0] = np.maximum(labels[..., 0], 0)
     return {**units, "label": labels}
 
-  def rows(
-    self, outputs: np.ndarray, fields: Mapping[str, np.ndarray]
-  ) -> Mapping[str, np.ndarray]:
+  def rows(self, outputs: np.ndarray, fields: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     """The columns of a table of predictions."""
     probabilities, logits = np.split(outputs, [self.num_classes], axis=1)
     return label_rows(probabilities, fields["label"], logits)

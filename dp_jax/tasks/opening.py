@@ -55,7 +55,7 @@ def open_task(
       f"task.name={name!r} is not one of auto, {', '.join(TASKS)}, nor of the form"
       " package.module:Class."
     )
-  values, assumed = {}, []
+  values, assumed = dict[str, Any](), list[str]()
   for shape in SHAPES:
     values[shape] = declared.get(shape)
     if values[shape] is None:
@@ -93,6 +93,35 @@ def check_task(name: str, task: Any) -> None:
       f"the task {name!r} has no {', '.join(missing)}: see dp_jax.tasks.task.Task; a subclass of"
       " BaseTask inherits some."
     )
+
+
+def load_task(spec: ModelSpec, given: Task | None = None, trust_code: bool = False) -> Task:
+  """The task that a model was trained for, as the header of its weights describes it.
+
+  Args:
+    spec: of the model.
+    given: the task itself, where it is none of dp_jax.
+    trust_code: import what the description names, which runs its code.
+
+  Raises:
+    ValueError: if the header describes none, or one of other people that is neither given nor
+      trusted.
+  """
+  if given is not None:
+    return given
+  code = spec.task.get(CODE)
+  if code is None:
+    return task_of(spec)
+  if not trust_code or ":" not in code["name"]:
+    trusted = ", or trust that code (trust_code=True, or --trust_code), which runs it"
+    raise UserError(
+      f"the task of this release is {code['name']!r}: give it (task=)"
+      f"{trusted if ':' in code['name'] else ''}."
+    )
+  function = load_callable(code["name"])
+  if described(code["name"], code["kwargs"]) != code:
+    raise UserError(f"the task {code['name']!r} is not the code that the release was made with.")
+  return function(**code["kwargs"])  # type: ignore[no-any-return]
 
 
 def task_of(spec: ModelSpec) -> Task:

@@ -53,15 +53,17 @@ class Task(Protocol):
   def made_up_units(self, count: int, max_records_per_unit: int) -> Unit:
     """Units [count, K, ...] that hold nothing of the data, to check and compare on."""
 
-  def rows(
-    self, outputs: np.ndarray, fields: Mapping[str, np.ndarray]
-  ) -> Mapping[str, np.ndarray]:
+  def rows(self, outputs: np.ndarray, fields: Mapping[str, np.ndarray]) -> Mapping[str, np.ndarray]:
     """The columns of a table of predictions, [n, ...] each: all that the metrics need.
 
     Args:
       outputs: of `evaluated`, [n, ...].
       fields: of the same records, [n, ...] each.
     """
+
+  @property
+  def metrics(self) -> Sequence[str]:
+    """Names of `scalars` by which a checkpoint may be chosen; () for none."""
 
   def scalars(self, table: PredictionTable) -> dict[str, float | None]:
     """Metrics by name; None where there is no record for one. One may be called "accuracy"."""
@@ -91,6 +93,11 @@ class BaseTask:
   def details(self, table: PredictionTable) -> dict[str, Any]:
     """The scalars, and how many records there are."""
     return {**self.scalars(table), "num_records": len(table.record)}  # type: ignore[attr-defined]
+
+  @property
+  def metrics(self) -> Sequence[str]:
+    """None."""
+    return ()
 
   @property
   def columns(self) -> Sequence[str]:

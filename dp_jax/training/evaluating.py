@@ -5,10 +5,9 @@ from typing import Any
 
 import jax
 
-from dp_jax.evaluation.classification import HeldOut, evaluate
-from dp_jax.evaluation.multilabel import HeldOutLabels
 from dp_jax.parallel.hosts import on_process_0
 from dp_jax.parallel.mesh import place, shared_predict, to_host
+from dp_jax.tasks.evaluate import HeldOut, evaluate
 from dp_jax.training.checkpoints.checkpoint import Checkpoints
 from dp_jax.training.checkpoints.workdir import WorkDir, append_line
 from dp_jax.training.held_out import keep_step
@@ -71,13 +70,13 @@ class Evaluation:
     """Nothing is held."""
 
 
-def evaluate_state(run: Run, state: TrainState) -> HeldOut | HeldOutLabels:
+def evaluate_state(run: Run, state: TrainState) -> HeldOut:
   """Evaluates the moving average on the evaluation split."""
   arrays = {**state.average, **place(run.frozen, run.mesh)}
   return evaluate(
     shared_predict(run.released.evaluated, arrays, run.mesh),
     run.eval_loader,
-    run.task.spec.num_classes,
+    run.task.task,
     run.config.eval.microbatch_size,
   )
 

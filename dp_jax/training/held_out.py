@@ -44,7 +44,7 @@ def _of_people(run: Run, table: PredictionTable, step: int) -> PredictionTable:
     "split": data.eval_split,
     "data_digest": source.fingerprint(),
     "unit": unit,
-    "class_names": list(run.task.spec.class_names),
+    "class_names": list(run.task.spec.task.get("class_names", ())),
     "step": step,
   }
   return table.of_people(people, read_groups(data, source), about)

@@ -13,12 +13,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 
-from dp_jax.errors import UserError
 from dp_jax.files.atomic import write_bytes, write_text
 from dp_jax.models.build import ModelSpec
-from dp_jax.models.functional import Arrays, FunctionalModel, split
+from dp_jax.models.functional import Arrays
+from dp_jax.models.opening import Structure, load_model
 from dp_jax.models.pretrained import weights
 from dp_jax.models.pretrained.ancestry import GUARANTEE
 from dp_jax.privacy.ledger import Ledger
@@ -31,7 +30,9 @@ from dp_jax.statement.privacy_json import (
   bound,
   privacy_record,
 )
-from dp_jax.tasks.build import build_task
+from dp_jax.tasks.bound import BoundTask
+from dp_jax.tasks.opening import load_task
+from dp_jax.tasks.task import Task
 from dp_jax.training.checkpoints.workdir import WorkDir
 from dp_jax.training.setup.open_data import model_of_features
 from dp_jax.training.setup.prepare import Run
@@ -50,62 +51,74 @@ class Release:
     spec: what rebuilds and feeds the model.
     arrays: its arrays by name.
     privacy: the content of privacy.json; None for a run without privacy.
+    task: what it was trained for.
+    functional: the structure of the model.
   """
 
   spec: ModelSpec
   arrays: Arrays
   privacy: dict[str, Any] | None
+  task: Task
+  functional: Structure
 
   @property
-  def model(self) -> nnx.Module:
-    """The model as a Flax NNX module, with its weights."""
-    functional, arrays = self._functional()
-    return functional.bind(arrays)
+  def model(self) -> Any:
+    """The model with its weights: a Flax NNX module, unless it was given as something else."""
+    return self.functional.bind(self.arrays)
 
   def predict(self, inputs: np.ndarray) -> np.ndarray:
-    """Class probabilities, float32[N, num_classes], of raw inputs [N, *input_shape].
+    """What the task predicts of raw inputs [N, ...]: of classes, probabilities [N, num_classes].
 
     They sum to 1, but for a model of several labels, which are each a question of its own.
 
     Raises:
       ValueError: if the inputs have another shape than the model's.
     """
-    if inputs.shape[1:] != self.spec.input_shape:
-      raise UserError(f"inputs must be [N, *{self.spec.input_shape}], got {inputs.shape}.")
+    self._bound.check_inputs(inputs)
     return np.asarray(self.predictor()(inputs))
 
   def predictor(self) -> Callable[[np.ndarray], Any]:
     """The compiled `predict`, for many batches of one shape."""
-    functional, arrays = self._functional()
-    compiled = jax.jit(build_task(functional, self.spec).predict)
-    return lambda inputs: compiled(arrays, inputs)
+    compiled = jax.jit(self._bound.predict)
+    return lambda inputs: compiled(self.arrays, inputs)
 
   def evaluator(self) -> Callable[[np.ndarray], Any]:
     """What an evaluation takes, compiled: probabilities, and scores that rank records."""
-    functional, arrays = self._functional()
-    compiled = jax.jit(build_task(functional, self.spec).evaluated)
-    return lambda inputs: compiled(arrays, inputs)
+    compiled = jax.jit(self._bound.evaluated)
+    return lambda inputs: compiled(self.arrays, inputs)
 
-  def _functional(self) -> tuple[FunctionalModel, Arrays]:
-    functional, _ = split(self.spec.build(seed=0))
-    return functional, self.arrays
+  @property
+  def _bound(self) -> BoundTask:
+    return BoundTask(self.functional, self.task, self.spec)
 
 
-def load_release(path: str | os.PathLike[str]) -> Release:
+def load_release(
+  path: str | os.PathLike[str], *, model: Any = None, task: Task | None = None,
+  trust_code: bool = False,
+) -> Release:  # fmt: skip
   """Reads a `release/` or `unprotected/` folder, or the work directory that holds one.
 
   What the arrays came from stays in the file: weights that you save from them by code of your own
   are weights of which nothing is known. `model.weights` takes the file itself.
 
+  Args:
+    path: the folder.
+    model: the model, as `dp_jax.train` takes it, where it is none of dp_jax.
+    task: the task, where it is none of dp_jax.
+    trust_code: import the model and task that the release names, which runs their code.
+
   Raises:
-    ValueError: if there is no such folder or its files do not fit together.
+    ValueError: if there is no such folder or its files do not fit together, or the release names
+      code of others that is neither given nor trusted.
   """
   folder = release_folder(Path(path))
   spec, _ = weights.load(folder / PARAMS)
-  _, fresh = split(spec.build(seed=0))
+  task = load_task(spec, task, trust_code)
+  functional, fresh = load_model(spec, model, trust_code)
   arrays, _ = weights.initialise_from(fresh, folder / PARAMS)
   privacy = folder / RECORD
-  return Release(spec, arrays, json.loads(privacy.read_text()) if privacy.is_file() else None)
+  record = json.loads(privacy.read_text()) if privacy.is_file() else None
+  return Release(spec, arrays, record, task, functional)
 
 
 def release_folder(path: Path) -> Path:

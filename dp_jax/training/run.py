@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from dp_jax.config.run_config import Config
-from dp_jax.evaluation.classification import HeldOut
-from dp_jax.evaluation.multilabel import HeldOutLabels
 from dp_jax.files.atomic import write_text
 from dp_jax.parallel.hosts import (
   broadcast,
@@ -29,6 +27,7 @@ from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report.html import render_report
 from dp_jax.statement.sentences import PLAIN_STATEMENT, statement
+from dp_jax.tasks.evaluate import HeldOut
 from dp_jax.training.agreement import agree_on_run, check_shared
 from dp_jax.training.checkpoints.budget import finish, reserve
 from dp_jax.training.checkpoints.checkpoint import Checkpoints, delete_keys
@@ -189,9 +188,7 @@ def _solve(
     return state
   here = for_environment(key, environment())
   size = run.config.train.microbatch_size
-  state = solve_state(
-    solving, run.loader, run.expected_batch_size, run.task.spec.num_classes, size, state, here
-  )
+  state = solve_state(solving, run.loader, run.expected_batch_size, size, state, here)
   checkpoints.save(run.mechanism.steps, state, key)
   checkpoints.wait()
   return state
@@ -248,7 +245,7 @@ def _write_measured(
   run: Run,
   folder: WorkDir,
   released: int,
-  evaluation: HeldOut | HeldOutLabels,
+  evaluation: HeldOut,
 ) -> None:
   log_metrics(run, folder, released, evaluation.details(), final=True)
   write_predictions(run, folder, released, evaluation.table)
@@ -261,7 +258,7 @@ def _write_result(
   run: Run,
   folder: WorkDir,
   steps: int,
-  evaluation: HeldOut | HeldOutLabels,
+  evaluation: HeldOut,
   start: float,
 ) -> None:
   record = add_evaluation(run, folder, evaluation.scalars())

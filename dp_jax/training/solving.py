@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,6 +26,8 @@ from dp_jax.solvers.least_squares import LeastSquares
 from dp_jax.solvers.newton import Newton
 from dp_jax.solvers.noised import Releases
 from dp_jax.solvers.solve import Method, plan
+from dp_jax.tasks.classification import Classification
+from dp_jax.tasks.task import Task
 from dp_jax.training.step import TrainState
 
 
@@ -36,11 +38,13 @@ class Solving:
   Attributes:
     method: the solver.
     mechanisms: what it releases, by purpose.
+    num_classes: C.
     noised: whether there is noise on it; without, there is no guarantee.
   """
 
   method: Method
   mechanisms: Mapping[str, Mechanism]
+  num_classes: int
   noised: bool = True
 
   def model_sizes(self) -> dict[str, object]:
@@ -57,21 +61,34 @@ class Solving:
     return {"power": before.power, "centred": centred, "transformed": transformed, **blocks}
 
 
-def check_features(record: RecordSpec) -> None:
-  """Refuses records that are not features of one class."""
-  if record.multilabel:
-    raise UserError("a solver fits one class a record, but these records have several labels.")
-  if tuple(record.value_range) != (-1, 1):
+class Features(NamedTuple):
+  """What a solver has to know of records: one class each, and a vector of features."""
+
+  num_features: int
+  num_classes: int
+  record: RecordSpec
+
+
+def check_features(task: Task) -> Features:
+  """Refuses a task that is not one class a record, of features as they are."""
+  if type(task) is not Classification:
     raise UserError(
-      f"a solver takes features as they are, not of the range {record.value_range}: set"
+      "a solver fits one class a record, but these records have several labels, or a task of"
+      " another kind."
+    )
+  if tuple(task.value_range) != (-1, 1):
+    raise UserError(
+      f"a solver takes features as they are, not of the range {task.value_range}: set"
       " data.value_range to (-1, 1)."
     )
-  if len(record.input_shape) != 1:
-    raise UserError(f"a solver takes vectors, not inputs of shape {record.input_shape}.")
+  shape = dict(task.record.fields)["inputs"].shape
+  if len(shape) != 1:
+    raise UserError(f"a solver takes vectors, not inputs of shape {shape}.")
+  return Features(shape[0], task.num_classes, task.record)
 
 
 def make_solving(
-  config: Config, spec: PrivacySpec, num_units: int, record: RecordSpec,
+  config: Config, spec: PrivacySpec, num_units: int, features: Features,
   public: PublicStatistics | None = None,
 ) -> Solving:  # fmt: skip
   """The solver of a configuration, with its releases calibrated to the target.
@@ -80,7 +97,7 @@ def make_solving(
     config: of the run.
     spec: the target.
     num_units: N.
-    record: what a record looks like: features and a class.
+    features: how many, and how many classes.
     public: of solver.public_features.
 
   Raises:
@@ -100,16 +117,16 @@ def make_solving(
     )
   name = config.solver.method
   if name == "auto":
-    name = choose(spec.epsilon, declared or num_units, record.input_shape[0], record.num_classes)
-  method = _method(config, name, public, check_blocks(config.solver.blocks, record.input_shape[0]))
+    name = choose(spec.epsilon, declared or num_units, features.num_features, features.num_classes)
+  method = _method(config, name, public, check_blocks(config.solver.blocks, features.num_features))
   mechanisms = plan(method, spec, declared)
   for mechanism in mechanisms.values():
     check_stddev(mechanism.stddev)
-  return Solving(method, mechanisms, config.privacy.enabled)
+  return Solving(method, mechanisms, features.num_classes, config.privacy.enabled)
 
 
 def solve_state(
-  solving: Solving, loader: UnitLoader, num_units: float, num_classes: int, size: int,
+  solving: Solving, loader: UnitLoader, num_units: float, size: int,
   state: TrainState, key: MasterKey,
 ) -> TrainState:  # fmt: skip
   """The state after the solver's one step; the same bits for the same key.
@@ -118,7 +135,6 @@ def solve_state(
     solving: what to solve.
     loader: of the training units.
     num_units: the public divisor.
-    num_classes: C.
     size: units that are on the device at a time.
     state: before the step.
     key: the master key for this software and hardware.
@@ -129,7 +145,7 @@ def solve_state(
       yield units, mask
 
   num_features = state.params["head.kernel"].shape[0]
-  data = FeatureData(shards, num_features, num_classes, num_units, declared=True)
+  data = FeatureData(shards, num_features, solving.num_classes, num_units, declared=True)
   head = solving.method.solve(data, Releases(solving.mechanisms, key, solving.noised))
   arrays = head.arrays()
   return TrainState(state.step + 1, arrays, state.opt_state, jax.tree.map(jnp.array, arrays))

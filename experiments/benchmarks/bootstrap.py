@@ -30,7 +30,7 @@ def draw(records: int, each: int) -> PredictionTable:
     name: np.array([f"{name}{i}" for i in range(count)])[rng.integers(0, count, records)[units]]
     for name, count in (("sex", 2), ("race", 3), ("age", 3))
   }
-  return PredictionTable(
+  return PredictionTable.of_labels(
     record=np.arange(records), unit=units, label=label.astype(np.int32),
     predicted=(score > 0.5).astype(np.int32),
     label_probability=np.full(records, 0.5, np.float32), score=score, groups=groups,

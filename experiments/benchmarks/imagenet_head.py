@@ -43,6 +43,7 @@ from dp_jax.models.functional import split
 from dp_jax.privacy import FullBatch, PrivacySpec, calibrate
 from dp_jax.solvers.closed_form import ClosedFormSum, zero_head
 from dp_jax.tasks.classification import Classification
+from dp_jax.tasks.opening import build_task
 from experiments.benchmarks.clipping_compare import compare
 from experiments.benchmarks.imagenet_head_ways import (
   CLASSES,
@@ -83,9 +84,10 @@ def shards(rows: int) -> Iterator[Shard]:
 
 def measure(rows: int) -> dict[str, Any]:
   """Runs all ways over all shards."""
-  spec = ModelSpec("linear", {}, (FEATURES,), CLASSES, (-1.0, 1.0))
+  facts = Classification((FEATURES,), CLASSES, (-1.0, 1.0)).facts()
+  spec = ModelSpec("linear", {}, facts)
   model, arrays = split(spec.build(0))
-  task = Classification(model, spec)
+  task = build_task(model, spec)
   zeros = jax.tree.map(jnp.zeros_like, arrays)
   kernel = INIT_STD * jax.random.normal(jax.random.key(0), (FEATURES, CLASSES))
   near = {**zeros, "head.kernel": kernel}

@@ -25,9 +25,10 @@ import jax
 import numpy as np
 from PIL import Image
 
-from dp_jax.data import RecordSpec, UnitLoader, open_source
+from dp_jax.data import UnitLoader, open_source
 from dp_jax.data.pipeline import Pipeline, cut
 from dp_jax.data.sources.images import ImageDecoder
+from dp_jax.tasks.classification import Classification
 
 HERE = pathlib.Path(__file__).resolve()
 IMAGES = 256
@@ -74,7 +75,7 @@ def bare(files: list[pathlib.Path], workers: int) -> None:
 def pipeline(root: pathlib.Path, workers: int) -> None:
   """All the way to the device, in steps of a few microbatches."""
   source = open_source("folder", "train", path=str(root), input_shape=SHAPE)
-  loader = UnitLoader(source, RecordSpec(SHAPE, 1, (0.0, 255.0)))
+  loader = UnitLoader(source, Classification(SHAPE, 1, (0.0, 255.0)).record)
   orders = [np.random.default_rng(step).permutation(IMAGES) for step in range(PASSES)]
   with Pipeline(
     loader, lambda step: orders[step], range(PASSES), MICROBATCH, workers=workers,

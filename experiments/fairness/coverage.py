@@ -32,7 +32,7 @@ def draw(rng: np.random.Generator, people: int) -> PredictionTable:
   noise = 0.6 * rng.standard_normal(len(units)) + 0.8 * rng.standard_normal(people)[units]
   score = (2.0 * label - 1.0) * (1.0 - 0.5 * hard[units]) + noise
   predicted = score > 0
-  return PredictionTable(
+  return PredictionTable.of_labels(
     record=np.arange(len(units)), unit=units, label=label.astype(np.int32),
     predicted=predicted.astype(np.int32),
     label_probability=np.full(len(units), 0.5, np.float32), score=score.astype(np.float32),

@@ -44,7 +44,7 @@ def pair(
   for accuracy in accuracies:
     own = (shared + rng.standard_normal(len(units))) / np.sqrt(3)
     right = own < ndtri(accuracy)
-    tables.append(PredictionTable(
+    tables.append(PredictionTable.of_labels(
       record=np.arange(len(units)), unit=units, label=np.zeros(len(units), np.int32),
       predicted=np.where(right, 0, 1).astype(np.int32),
       label_probability=np.where(right, 0.9, 0.1).astype(np.float32),

@@ -24,7 +24,7 @@ DIGITS = f"--config={ROOT / 'configs' / 'digits.py'}"
     (["--config.data.class_names=0,1"], ["--config.data.class_names=('0', '1')"]),
     (["--config.data.groups=sex"], ["--config.data.groups=('sex',)"]),
     (["--config.data.features=('a,b', 'c')"], ["--config.data.features=('a,b', 'c')"]),
-    (["--config.model.widths=(8, 16)"], ["--config.model.widths=(8, 16)"]),
+    (["--config.model.kwargs.widths=(8, 16)"], ["--set_key=model.kwargs.widths=(8, 16)"]),
     (["--config.train.tensorboard", "--json"], ["--config.train.tensorboard", "--json"]),
     (["--config.privacy.epsilon"], ["--config.privacy.epsilon"]),
     (["--config.nothing.here=none", "x"], ["--config.nothing.here=none", "x"]),

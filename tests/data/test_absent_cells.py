@@ -4,8 +4,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from support import one_label
 
-from dp_jax.data import RecordSpec, UnitLoader, check_records, open_source
+from dp_jax.data import UnitLoader, check_records, open_source
 from dp_jax.data.group_columns import bands
 from dp_jax.data.sources.absent import ABSENT
 from dp_jax.data.sources.table_spec import TableSpec
@@ -23,7 +24,7 @@ def _open(folder, rows, spec=SPEC, header="grade,bp,ward", name="train", path=No
 def test_a_declared_class_is_one_whatever_it_is_called(tmp_path, name):
   spec = dataclasses.replace(SPEC, class_names=("well", name))
   source = _open(tmp_path, ["well,1,a", f"{name},1,a", f" {name} ,1,a", ",1,a"], spec)
-  loader = UnitLoader(source, RecordSpec((1,), 2, (-1.0, 1.0)), strict=True)
+  loader = UnitLoader(source, one_label((1,), 2, (-1.0, 1.0)), strict=True)
   units, _ = loader.load(np.arange(4), 4)
   assert units["record_mask"][:, 0].tolist() == [True, True, True, False]
   assert units["label"][:3, 0].tolist() == [0, 1, 1]
@@ -31,7 +32,7 @@ def test_a_declared_class_is_one_whatever_it_is_called(tmp_path, name):
 
 def test_all_records_of_a_class_called_none_are_used(tmp_path):
   rows = [f"{SPEC.class_names[i % 3]},{i % 10},a" for i in range(300)]
-  loader = UnitLoader(_open(tmp_path, rows), RecordSpec((1,), 3, (-1.0, 1.0)), strict=True)
+  loader = UnitLoader(_open(tmp_path, rows), one_label((1,), 3, (-1.0, 1.0)), strict=True)
   units, _ = loader.load(np.arange(300), 300)
   assert units["record_mask"].all()
   assert np.bincount(units["label"][:, 0]).tolist() == [100, 100, 100]
@@ -41,7 +42,7 @@ def test_all_records_of_a_class_called_none_are_used(tmp_path):
 def test_a_feature_without_a_value_takes_the_default(tmp_path, cell):
   spec = dataclasses.replace(SPEC, feature_defaults=(2.0,), missing_indicators=True)
   source = _open(tmp_path, [f"Mild,{cell},a", "Mild,5,a"], spec)
-  check_records(source, RecordSpec((2,), 3, (-1.0, 1.0)))
+  check_records(source, one_label((2,), 3, (-1.0, 1.0)))
   np.testing.assert_allclose(source.gather(np.arange(2))["inputs"], [[-0.6, 1], [0, 0]], atol=1e-6)
 
 
@@ -49,7 +50,7 @@ def test_a_feature_without_a_value_takes_the_default(tmp_path, cell):
 def test_a_feature_that_is_no_number_is_malformed(tmp_path, cell):
   source = _open(tmp_path, [f'Mild,"{cell}",a', "Mild,5,a"])
   with pytest.raises(ValueError, match=r"record 0 of .*: column 'bp' holds what is no finite"):
-    check_records(source, RecordSpec((1,), 3, (-1.0, 1.0)))
+    check_records(source, one_label((1,), 3, (-1.0, 1.0)))
 
 
 def test_groups_and_splits_are_as_they_are_written(tmp_path):
@@ -68,7 +69,7 @@ def test_what_is_declared_missing_is_so_everywhere_and_nothing_else_is(tmp_path)
   spec = dataclasses.replace(SPEC, missing_values=("-9", "refused"))
   rows = ["Mild,-9,refused", "Mild,-9.0,NA", "refused,3,b", "Mild,NA,b"]
   source = _open(tmp_path, rows, spec)
-  loader = UnitLoader(source, RecordSpec((1,), 3, (-1.0, 1.0)))
+  loader = UnitLoader(source, one_label((1,), 3, (-1.0, 1.0)))
   units, _ = loader.load(np.arange(4), 4)
   assert units["record_mask"][:, 0].tolist() == [True, True, False, False]
   assert units["inputs"][:2].ravel().tolist() == [0, 0]  # the middle of the range

@@ -7,8 +7,9 @@ import re
 import numpy as np
 import pytest
 from PIL import Image
+from support import one_label
 
-from dp_jax.data import RecordError, RecordSpec, UnitLoader, check_records, open_source
+from dp_jax.data import RecordError, UnitLoader, check_records, open_source
 from dp_jax.data.sources.source import Unlabelled, telling
 from dp_jax.data.sources.table_spec import TableSpec
 
@@ -69,7 +70,7 @@ def test_a_row_that_cannot_be_read_keeps_its_place_with_zero_weight(tmp_path):
   rows = ["a,50,100,no,f", "b,old,100,no,f", "c,50,100", "d,50,inf,no,f", "e,50,100,maybe,f",
           "f,50,100,,f", "g,50,100,yes,f,1", "h,50,100,yes,f"]  # fmt: skip
   source = open_text(tmp_path, HEADER + "\n".join(rows))
-  record = RecordSpec((2,), 2, (-1.0, 1.0))
+  record = one_label((2,), 2, (-1.0, 1.0))
   loader = UnitLoader(source, record)
   units, mask = loader.load(np.arange(8), 8)
   assert mask.all()
@@ -95,7 +96,7 @@ def test_a_row_that_cannot_be_read_keeps_its_place_with_zero_weight(tmp_path):
 def test_a_label_to_be_ignored_is_no_mistake(tmp_path):
   text = HEADER + "a,1,60,-1,f\nb,1,60,,f\nc,1,60,yes,f\nd,1,60,-1.0,f\n"
   source = open_text(tmp_path, text)
-  record = RecordSpec((2,), 2, (-1.0, 1.0))
+  record = one_label((2,), 2, (-1.0, 1.0))
   check_records(source, record)
   loader = UnitLoader(source, record, strict=True)
   units, _ = loader.load(np.arange(4), 4)
@@ -116,7 +117,7 @@ def test_several_labels_of_yes_no_and_unknown(tmp_path):
   source = open_text(tmp_path, text, spec)
   assert source.info.multilabel and source.info.class_names == ("edema", "fracture")
   np.testing.assert_array_equal(source.gather(np.arange(2))["label"], [[1, -1], [-1, 0]])
-  loader = UnitLoader(source, RecordSpec((2,), 2, (-1.0, 1.0), multilabel=True))
+  loader = UnitLoader(source, one_label((2,), 2, (-1.0, 1.0), several=True))
   units, _ = loader.load(np.arange(3), 4)
   assert units["label"].dtype == np.float32
   np.testing.assert_array_equal(units["label"][:, 0], [[1, -1], [-1, 0], [0, 0], [0, 0]])
@@ -174,7 +175,7 @@ def test_images_by_path(tmp_path):
   source = open_text(tmp_path, text, spec, input_shape=(4, 4, 1))
   assert source.info.input_shape == (4, 4, 1) and source.info.read_on_demand
   np.testing.assert_array_equal(source[1]["inputs"], np.full((4, 4, 1), 255))
-  loader = UnitLoader(source, RecordSpec((4, 4, 1), 2, (0.0, 255.0)))
+  loader = UnitLoader(source, one_label((4, 4, 1), 2, (0.0, 255.0)))
   units, _ = loader.load(np.arange(5), 5)
   np.testing.assert_array_equal(units["record_mask"][:, 0], [True, True, False, False, False])
   assert set(loader.bad_records) == {2, 3, 4}

@@ -6,8 +6,9 @@ import tarfile
 import numpy as np
 import pytest
 from PIL import Image
+from support import one_label
 
-from dp_jax.data import RecordError, RecordSpec, UnitLoader, open_source
+from dp_jax.data import RecordError, UnitLoader, open_source
 from dp_jax.data.sources.source import telling
 
 ARCHIVE = pathlib.Path(__file__).parents[3] / "shared" / "data" / "cifar10_jpeg.tar.xz"
@@ -71,7 +72,7 @@ def test_unreadable_files_have_zero_weight_unless_strict(tmp_path):
   assert len(_open(tmp_path)) == 4  # a link to nothing is a record that cannot be read
   records = [*source.gather(np.arange(4))]
   assert [isinstance(record, RecordError) for record in records] == [False, True, True, False]
-  spec = RecordSpec((4, 4, 3), 2, (0.0, 255.0))
+  spec = one_label((4, 4, 3), 2, (0.0, 255.0))
   loader = UnitLoader(source, spec)
   units, mask = loader.load(np.arange(4), 5)
   assert units["record_mask"][:, 0].tolist() == [True, False, False, True, False]

@@ -7,8 +7,9 @@ import datasets
 import numpy as np
 import pytest
 from PIL import Image
+from support import one_label
 
-from dp_jax.data import RecordError, RecordSpec, UnitLoader, open_source
+from dp_jax.data import RecordError, UnitLoader, open_source
 from dp_jax.data.sources.source import telling
 
 COUNT = 7
@@ -70,7 +71,7 @@ def test_images(tmp_path):
   assert [record["inputs"][0, 0, 0] for record in records] == [150, 0, 150]
   assert [record["label"] for record in records] == [1, 0, 1]
   assert source[2]["inputs"].shape == (4, 4, 3) and source[2]["inputs"].dtype == np.uint8
-  units, mask = UnitLoader(source, RecordSpec((4, 4, 3), 2, (0.0, 255.0))).load(np.arange(3), 4)
+  units, mask = UnitLoader(source, one_label((4, 4, 3), 2, (0.0, 255.0))).load(np.arange(3), 4)
   assert units["inputs"][:, 0, 0, 0, 0].tolist() == [0, 30, 60, 0] and mask.sum() == 3
 
 
@@ -109,7 +110,7 @@ def test_missing_and_corrupt_values_are_errors_of_their_records(tmp_path):
     source = _open(path, **options)
     records = [*source.gather(np.arange(COUNT))]
     assert {i for i, record in enumerate(records) if isinstance(record, RecordError)} == bad
-    loader = UnitLoader(source, RecordSpec(source.info.input_shape, 2, source.info.value_range))
+    loader = UnitLoader(source, one_label(source.info.input_shape, 2, source.info.value_range))
     units, _ = loader.load(np.arange(COUNT), COUNT)
     assert {*np.flatnonzero(~units["record_mask"][:, 0])} == bad == {*loader.bad_records}
     with pytest.raises(RecordError):

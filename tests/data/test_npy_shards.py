@@ -5,8 +5,9 @@ import json
 import ml_dtypes
 import numpy as np
 import pytest
+from support import one_label
 
-from dp_jax.data import RecordSpec, UnitLoader, open_source
+from dp_jax.data import UnitLoader, open_source
 from dp_jax.data.sources.npy_writer import ShardWriter
 from dp_jax.data.sources.source import telling
 
@@ -49,7 +50,7 @@ def test_round_trip(tmp_path, records_per_shard, chunk):
 
 def test_units_keep_float16(tmp_path):
   source = open_source("npy", "train", path=_write(tmp_path / "a"))
-  units, _ = UnitLoader(source, RecordSpec((5,), 3, (-1.0, 1.0))).load(np.arange(3), 4)
+  units, _ = UnitLoader(source, one_label((5,), 3, (-1.0, 1.0))).load(np.arange(3), 4)
   assert units["inputs"].dtype == np.float16 and units["inputs"].shape == (4, 1, 5)
 
 
@@ -74,13 +75,13 @@ def test_bfloat16_comes_back_and_its_files_need_numpy_alone(tmp_path):
   rows = source.gather(indices)["inputs"]
   assert rows.dtype == ml_dtypes.bfloat16
   np.testing.assert_array_equal(rows.view(np.uint16), BFLOAT16[indices].view(np.uint16))
-  units, _ = UnitLoader(source, RecordSpec((5,), 3, (-1.0, 1.0))).load(indices, 23)
+  units, _ = UnitLoader(source, one_label((5,), 3, (-1.0, 1.0))).load(indices, 23)
   assert units["inputs"].dtype == ml_dtypes.bfloat16
   # With a label that is no class, records are taken one by one.
   labels = tmp_path / "a" / "train_labels_00000.npy"
   np.save(labels, np.where(np.arange(10) == 4, -1, np.load(labels)))
   source = open_source("npy", "train", path=path)
-  units, _ = UnitLoader(source, RecordSpec((5,), 3, (-1.0, 1.0))).load(np.arange(23), 23)
+  units, _ = UnitLoader(source, one_label((5,), 3, (-1.0, 1.0))).load(np.arange(23), 23)
   expected = np.where(np.arange(23)[:, None] == 4, 0, BFLOAT16.astype(np.float32))
   np.testing.assert_array_equal(units["inputs"][:, 0].astype(np.float32), expected)
   assert list(np.flatnonzero(~units["record_mask"])) == [4]
@@ -120,7 +121,7 @@ def test_several_labels_a_record(tmp_path, dtype):
   rows = source.gather(np.arange(23))
   assert rows["label"].dtype == np.float32
   np.testing.assert_array_equal(rows["label"], labels)
-  units, _ = UnitLoader(source, RecordSpec((5,), 4, (-1.0, 1.0), True)).load(np.arange(3), 4)
+  units, _ = UnitLoader(source, one_label((5,), 4, (-1.0, 1.0), True)).load(np.arange(3), 4)
   np.testing.assert_array_equal(units["label"][:3, 0], labels[:3])
   manifest = tmp_path / "a" / "manifest.json"
   manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "num_classes": 3}))

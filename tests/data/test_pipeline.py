@@ -5,8 +5,9 @@ import time
 
 import numpy as np
 import pytest
+from support import one_label
 
-from dp_jax.data import ArraySource, RecordSpec, SourceInfo, UnitLoader
+from dp_jax.data import ArraySource, SourceInfo, UnitLoader
 from dp_jax.data.pipeline import (
   Microbatch,
   Pipeline,
@@ -29,7 +30,7 @@ def _loader(num_records: int = 64) -> UnitLoader:
   info = SourceInfo("x", num_records, (3,), 5, (0.0, 1.0), input_dtype="float32")
   inputs = np.random.default_rng(0).random((num_records, 3), np.float32)
   return UnitLoader(
-    ArraySource(info, inputs, np.arange(num_records) % 5), RecordSpec((3,), 5, (0.0, 1.0))
+    ArraySource(info, inputs, np.arange(num_records) % 5), one_label((3,), 5, (0.0, 1.0))
   )
 
 

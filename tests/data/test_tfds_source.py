@@ -7,8 +7,9 @@ import sys
 import numpy as np
 import pytest
 from PIL import Image
+from support import one_label
 
-from dp_jax.data import RecordSpec, UnitLoader, open_source
+from dp_jax.data import UnitLoader, open_source
 from dp_jax.data.sources import tfds_source
 
 NUM_RECORDS = 12
@@ -65,7 +66,7 @@ def test_round_trip_without_tensorflow(data_dir):
   source = open_source("tfds:tiny_scans", "train", path=data_dir)
   assert source.info.input_shape == (6, 5, 1) and source.info.input_dtype == "uint8"
   assert source.info.class_names == ("left", "right", "both") and source.info.num_classes == 3
-  loader = UnitLoader(source, RecordSpec((6, 5, 1), 3, (0.0, 255.0)))
+  loader = UnitLoader(source, one_label((6, 5, 1), 3, (0.0, 255.0)))
   units, _ = loader.load(np.arange(NUM_RECORDS), NUM_RECORDS)
   # tfds shuffles as it writes, so match records by their pixels.
   written = {_pixels(index).tobytes(): index % 3 for index in range(NUM_RECORDS) if index != 3}
@@ -85,7 +86,7 @@ def test_tensor_features_and_slices(data_dir):
   source = tfds_source.TfdsSource("tiny_scans", "train[:4]", data_dir=data_dir, image_key="pixels")
   assert len(source) == 4 and source.info.input_dtype == "float32"
   written = {_pixels(index).astype(np.float32).tobytes() for index in range(NUM_RECORDS)}
-  loader = UnitLoader(source, RecordSpec((6, 5, 1), 3, (0.0, 255.0)), strict=True)
+  loader = UnitLoader(source, one_label((6, 5, 1), 3, (0.0, 255.0)), strict=True)
   units, _ = loader.load(np.array([0, 3]), 2)
   assert units["inputs"].dtype == np.float32
   assert {image.tobytes() for image in units["inputs"]} <= written

@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
+from support import one_label
 
 from dp_jax.data import (
   ArraySource,
   RecordError,
-  RecordSpec,
   SourceInfo,
   UnitLoader,
   check_records,
@@ -15,7 +15,7 @@ from dp_jax.data import (
 from dp_jax.data import records as records_module
 from dp_jax.data import units as units_module
 
-SPEC = RecordSpec(input_shape=(2, 3, 1), num_classes=4, value_range=(0.0, 1.0))
+SPEC = one_label(input_shape=(2, 3, 1), num_classes=4, value_range=(0.0, 1.0))
 
 
 class ListSource:
@@ -52,7 +52,7 @@ def _array_source(labels):
 
 def test_padding_and_masks():
   source = open_source("digits", "train")
-  loader = UnitLoader(source, RecordSpec((8, 8, 1), 10, (0.0, 16.0)))
+  loader = UnitLoader(source, one_label((8, 8, 1), 10, (0.0, 16.0)))
   assert loader.num_units == 1437
   units, mask = loader.load(np.array([5, 0, 1436]), 8)
   assert units["inputs"].shape == (8, 1, 8, 8, 1) and units["inputs"].dtype == np.uint8
@@ -168,9 +168,9 @@ def test_units_of_several_records():
 def test_what_contradicts_the_declaration_is_refused_at_once():
   source = open_source("digits", "train")
   with pytest.raises(ValueError, match=r"images of shape \(8, 8, 1\), but \(28, 28, 1\)"):
-    UnitLoader(source, RecordSpec((28, 28, 1), 10, (0.0, 16.0)))
+    UnitLoader(source, one_label((28, 28, 1), 10, (0.0, 16.0)))
   with pytest.raises(ValueError, match="10 classes, but 7 are declared"):
-    UnitLoader(source, RecordSpec((8, 8, 1), 7, (0.0, 16.0)))
+    UnitLoader(source, one_label((8, 8, 1), 7, (0.0, 16.0)))
   with pytest.raises(ValueError, match="max_records_per_unit must be at least 1, not 0"):
     UnitLoader(_array_source([0]), SPEC, max_records_per_unit=0)
   for ids, units, message in (
@@ -190,7 +190,7 @@ def test_what_contradicts_the_declaration_is_refused_at_once():
     ((2, 3, 1), 4, (1.0, 1.0)),
   ):
     with pytest.raises(ValueError, match=r"input_shape|num_classes|value_range"):
-      RecordSpec(shape, classes, values)
+      one_label(shape, classes, values)
 
 
 def test_indices_are_checked():
@@ -210,7 +210,7 @@ def test_padding_and_malformed_records_are_zero_whatever_the_memory_held(monkeyp
   info = SourceInfo("x", 4, (2, 2, 1), 3, (0.0, 255.0))
   records = ArraySource(info, np.ones((4, 2, 2, 1), np.uint8), np.array([0, 9, 1, 2]))
   loader = UnitLoader(
-    records, RecordSpec((2, 2, 1), 3, (0.0, 255.0)), max_records_per_unit=2, unit_ids=[0, 0, 1, 2]
+    records, one_label((2, 2, 1), 3, (0.0, 255.0)), max_records_per_unit=2, unit_ids=[0, 0, 1, 2]
   )
   loaded, mask = loader.load(np.arange(3), 4)
   assert mask.tolist() == [True, True, True, False]

@@ -6,16 +6,16 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from sklearn import metrics
 
-from dp_jax.data.records import RecordSpec
 from dp_jax.data.sources.source import SourceInfo
 from dp_jax.data.units import UnitLoader
-from dp_jax.evaluation.classification import ClassificationSums, evaluate, in_top_k
+from dp_jax.evaluation.class_metrics import class_details, class_rows, class_scalars
 from dp_jax.evaluation.fairness import measure
+from dp_jax.evaluation.label_metrics import ranks_of_labels
 from dp_jax.evaluation.language import TokenSums
-from dp_jax.evaluation.predictions import TableBuilder
-from dp_jax.evaluation.scores import multilabel_metrics, ranking_metrics
-from dp_jax.models.build import ModelSpec
+from dp_jax.evaluation.predictions import PredictionTable
+from dp_jax.evaluation.scores import ranking_metrics
 from dp_jax.tasks.classification import Classification
+from dp_jax.tasks.evaluate import evaluate
 from dp_jax.tasks.multilabel import MultiLabel
 
 COUNT, CLASSES = 203, 7
@@ -45,15 +45,21 @@ def _batches(probabilities, labels, size, devices):
     yield np.asarray(jax.device_put(rows, spread)), own, np.arange(size) < count
 
 
+def _table(batches):
+  """The table of batches of (probabilities, labels, mask)."""
+  rows = [class_rows(p[mask], labels[mask]) for p, labels, mask in batches]
+  columns = {name: np.concatenate([each[name] for each in rows]) for name in rows[0]}
+  record = np.arange(len(columns["label"]))
+  return PredictionTable(record, record, columns)
+
+
 @pytest.mark.parametrize(("size", "devices"), [(8, 1), (16, 8), (64, 4), (256, 8)])
 def test_classification(predictions, size, devices):
   probabilities, labels = predictions
-  sums = ClassificationSums.zeros(CLASSES)
-  for batch in _batches(probabilities, labels, size, devices):
-    sums.add(*batch)
-  found, predicted = sums.details(), probabilities.argmax(axis=1)
+  table = _table(_batches(probabilities, labels, size, devices))
+  found, predicted = class_details(table, CLASSES), probabilities.argmax(axis=1)
   assert found["accuracy"] == metrics.accuracy_score(labels, predicted)
-  right = in_top_k(probabilities, labels).mean()
+  right = table.columns["in_top_k"].mean()
   assert right == metrics.top_k_accuracy_score(labels, probabilities, k=5)
   assert "top_5_accuracy" not in found  # five of eight are most of what there is to guess
   np.testing.assert_allclose(found["loss"], metrics.log_loss(labels, probabilities), rtol=1e-6)
@@ -71,33 +77,30 @@ def test_the_sums_are_the_same_to_the_last_bit_for_any_batches_and_order(predict
   probabilities, labels = predictions
   every = []
   for size, devices in [(8, 8), (7, 1), (256, 2)]:
-    sums = ClassificationSums.zeros(CLASSES)
-    for batch in reversed(list(_batches(probabilities, labels, size, devices))):
-      sums.add(*batch)
-    every.append(sums.details())
+    batches = reversed(list(_batches(probabilities, labels, size, devices)))
+    every.append(class_details(_table(batches), CLASSES))
   assert every[0] == every[1] == every[2]
 
 
 def test_a_class_without_records_or_predictions_has_no_f1():
-  sums = ClassificationSums.zeros(3)
-  sums.add(np.eye(3)[[0, 1]], np.array([0, 0]), np.ones(2, bool))
-  assert sums.details()["per_class_f1"] == [pytest.approx(2 / 3), 0.0, None]
-  assert sums.details()["macro_f1"] == pytest.approx(1 / 3)
-  assert "top_5_accuracy" not in sums.scalars()
+  table = _table([(np.eye(3)[[0, 1]], np.array([0, 0]), np.ones(2, bool))])
+  assert class_details(table, 3)["per_class_f1"] == [pytest.approx(2 / 3), 0.0, None]
+  assert class_details(table, 3)["macro_f1"] == pytest.approx(1 / 3)
+  assert "top_5_accuracy" not in class_scalars(table, 3)
 
 
 def test_two_classes():
   rng = np.random.default_rng(0)
   probabilities = _softmax(rng.standard_normal((COUNT, 2)).round(1))  # with ties
   labels = rng.integers(0, 2, COUNT)
-  builder = TableBuilder(2)
+  batches = []
   for start in range(0, COUNT, 50):
     rows = np.full((50, 2), np.nan, np.float32)
     own = np.zeros(50, int)
     count = len(labels[start : start + 50])
     rows[:count], own[:count] = probabilities[start : start + 50], labels[start : start + 50]
-    builder.add(np.arange(start, start + 50), rows, own, np.arange(50) < count)
-  found = builder.table().rankings()
+    batches.append((rows, own, np.arange(50) < count))
+  found = _table(batches).rankings()
   assert found["auroc"] == metrics.roc_auc_score(labels, probabilities[:, 1])
   expected = metrics.average_precision_score(labels, probabilities[:, 1])
   assert found["average_precision"] == expected
@@ -107,7 +110,7 @@ def test_several_labels():
   rng = np.random.default_rng(1)
   scores = rng.random((COUNT, 5)).astype(np.float32).round(2)
   targets = (rng.random((COUNT, 5)) < [0.5, 0.1, 0.3, 0.05, 0.9]).astype(int)
-  found = multilabel_metrics(scores, targets)
+  found = ranks_of_labels(scores, targets)
   for name, metric in [
     ("auroc", metrics.roc_auc_score), ("average_precision", metrics.average_precision_score),
   ]:  # fmt: skip
@@ -119,7 +122,7 @@ def test_several_labels():
 def test_labels_that_are_not_known_and_labels_of_one_kind_are_left_out():
   scores = np.array([[0.1, 0.2], [0.9, 0.3], [0.8, 0.4]], np.float32)
   targets = np.array([[0, 1], [1, 1], [-1, 1]])
-  found = multilabel_metrics(scores, targets)
+  found = ranks_of_labels(scores, targets)
   assert found["auroc_per_label"] == [1.0, None] and found["auroc"] == 1.0
   assert found["auroc_micro"] == metrics.roc_auc_score([0, 1, 1, 1, 1], [0.1, 0.9, 0.2, 0.3, 0.4])
 
@@ -163,7 +166,7 @@ class _Labelled:
     self._labels = labels
     count, names = labels.shape
     self.info = SourceInfo(
-      "made up", count, (1,), names, (0, count), input_dtype="float32", multilabel=True
+      "made up", count, (1,), names, (0, count), input_dtype="float32", several=True
     )
 
   def __len__(self):
@@ -178,11 +181,11 @@ def test_several_labels_on_a_split_with_unknown_ones_and_malformed_records():
   scores = rng.random((60, 3)).astype(np.float32)
   labels = rng.integers(-1, 2, (60, 3)).astype(np.float32)
   labels[7] = 5  # no label
-  spec = RecordSpec((1,), 3, (0.0, 60.0), multilabel=True)
+  task = MultiLabel((1,), 3, (0.0, 60.0))
   found = None
   for size in (7, 64):
-    loader = UnitLoader(_Labelled(labels), spec)
-    held_out = evaluate(lambda x: scores[x[:, 0].astype(int)], loader, 3, size)
+    loader = UnitLoader(_Labelled(labels), task.record)
+    held_out = evaluate(lambda x: scores[x[:, 0].astype(int)], loader, task, size)
     assert found is None or held_out.details() == found
     found = held_out.details()
   kept = np.arange(60) != 7
@@ -209,19 +212,16 @@ def test_sure_predictions_are_ranked_by_logits(several, low):
   margin = (low + 5 * labels + rng.normal(size=200)).astype(np.float32)  # all of them a sure yes
   logits = np.stack([np.zeros_like(margin), margin], axis=1)
   if several:
-    spec = ModelSpec("linear", {}, (1,), 2, (-1.0, 1.0), (), True)
-    task, targets = MultiLabel(_Same(), spec), np.stack([labels, 1 - labels], axis=1)
+    task, targets = MultiLabel((1,), 2, (-1.0, 1.0)), np.stack([labels, 1 - labels], axis=1)
     logits = np.stack([margin, -margin], axis=1)
   else:
-    spec = ModelSpec("linear", {}, (1,), 2, (-1.0, 1.0))
-    task, targets = Classification(_Same(), spec), labels
+    task, targets = Classification((1,), 2, (-1.0, 1.0)), labels
   outputs = np.concatenate([task.probabilities(logits), task.scores(logits)], axis=1)
-  builder = TableBuilder(2, several)
-  builder.add(np.arange(200), outputs[:, :2], targets, np.ones(200, bool), outputs[:, 2:])
-  table = builder.table()
+  record = np.arange(200)
+  table = PredictionTable(record, record, task.rows(outputs, {"label": targets}))
   area = metrics.roc_auc_score(labels, margin)
   if several:
-    found = multilabel_metrics(table.score, table.label)
+    found = ranks_of_labels(table.score, table.label)
     assert found["auroc_per_label"] == [area, area]
     wrong = labels == 0  # the loss of a yes that is none is log(1 + e^margin)
     expected = np.minimum(np.logaddexp(0, margin[wrong].astype(float)), 87.3)
@@ -231,11 +231,5 @@ def test_sure_predictions_are_ranked_by_logits(several, low):
     assert found["auroc"] == area
     assert found["average_precision"] == metrics.average_precision_score(labels, margin)
   if low > 17:  # the broken variant: ranked by probabilities
-    builder = TableBuilder(2, several)
-    builder.add(np.arange(200), outputs[:, :2], targets, np.ones(200, bool))
-    score = builder.table().score
+    score = task.rows(outputs[:, :2], {"label": targets})["score"]
     assert metrics.roc_auc_score(labels, score[:, 0] if several else score) < 0.6 < 0.9 < area
-
-
-class _Same:
-  """Stands for a model whose logits are given."""

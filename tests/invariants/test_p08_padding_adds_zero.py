@@ -4,9 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import classifier
 
 import dp_jax
-from dp_jax.tasks.classification import Classification
+from dp_jax.tasks.opening import build_task
 
 
 def loss_fn(params, unit, key):
@@ -56,12 +57,11 @@ def test_padding_of_inner_microbatches_too(microbatch_size):
 
 def test_a_masked_record_inside_a_unit_adds_zero():
   """A unit of K records with a mask: the masked ones move neither its loss nor its gradient."""
-  from dp_jax.models.build import ModelSpec
   from dp_jax.models.functional import split
 
-  spec = ModelSpec("convnet", {"widths": (4,), "strides": (1,), "groups": 2}, (4, 4, 1), 3, (0, 1))
+  spec = classifier("convnet", {"widths": (4,), "strides": (1,), "groups": 2}, (4, 4, 1), 3, (0, 1))
   model, arrays = split(spec.build(0))
-  task = Classification(model, spec)
+  task = build_task(model, spec)
   image = np.random.default_rng(2).random((2, 4, 4, 1)).astype(np.float32)
   mask = np.array([True, False])
 

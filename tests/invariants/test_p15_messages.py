@@ -20,10 +20,10 @@ import zlib
 import numpy as np
 import pytest
 from PIL import Image
-from support import small_config, write_npz
+from support import one_label, small_config, write_npz
 
 from dp_jax import cli
-from dp_jax.data import RecordError, RecordSpec, UnitLoader, open_source
+from dp_jax.data import RecordError, UnitLoader, open_source
 from dp_jax.data.sources import images
 from dp_jax.data.sources.images import ImageDecoder
 from dp_jax.data.sources.table_spec import TableSpec
@@ -169,7 +169,7 @@ def test_nothing_that_a_path_names_stops_a_run(tmp_path):
     "csv", "train", path=str(tmp_path / "data"), table=spec, input_shape=(4, 4, 1)
   )
   assert len(source.fingerprint()) == 64
-  loader = UnitLoader(source, RecordSpec((4, 4, 1), 2, (0.0, 255.0)))
+  loader = UnitLoader(source, one_label((4, 4, 1), 2, (0.0, 255.0)))
   units, _ = loader.load(np.arange(len(paths)), len(paths))
   assert units["record_mask"][:, 0].tolist() == [True] + [False] * (len(paths) - 1)
   anywhere = dataclasses.replace(spec, image_root=None)

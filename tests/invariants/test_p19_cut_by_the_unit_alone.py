@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support import small_config, write_npz
+from support import one_label, small_config, write_npz
 
-from dp_jax.data import ArraySource, RecordSpec, SourceInfo, UnitLoader, open_source
+from dp_jax.data import ArraySource, SourceInfo, UnitLoader, open_source
 from dp_jax.data.sources.source import Head
 from dp_jax.privacy import MasterKey, Mechanism, Stream
 from dp_jax.training.run import train
@@ -30,7 +30,7 @@ from dp_jax.training.setup.prepare import Run, prepare
 
 NAMES = ["ann", "bob", "cat", "dan", "eve"]
 K = 3
-SPEC = RecordSpec((1, 1, 1), 1000, (0.0, 1.0))
+SPEC = one_label((1, 1, 1), 1000, (0.0, 1.0))
 # One record a line: (unit, label); a label is unique, so that it says which record it is.
 Records = list[tuple[str, int]]
 Members = list[list[int]]

@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 from safetensors.numpy import save
+from support import classifier
 
-from dp_jax.models.build import ModelSpec
 from dp_jax.models.pretrained import weights
 from dp_jax.models.pretrained.ancestry import (
   MOST,
@@ -17,7 +17,7 @@ from dp_jax.models.pretrained.ancestry import (
   to_list,
 )
 
-SPEC = ModelSpec("linear", {}, (3,), 2, (0.0, 1.0))
+SPEC = classifier("linear", {}, (3,), 2, (0.0, 1.0))
 ARRAYS = {"head.kernel": np.zeros((3, 2), np.float32), "head.bias": np.zeros(2, np.float32)}
 GUARANTEE = {"epsilon": 3.21004, "delta": 1e-5, "unit": "patient", "adjacency": "zero_out"}
 PLAIN, OPEN = {"declared": "private"}, {"declared": "public"}

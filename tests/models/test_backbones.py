@@ -5,13 +5,13 @@ import hashlib
 import jax
 import numpy as np
 import pytest
+from support import classifier
 
-from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import split
 from dp_jax.models.pretrained import weights
 from dp_jax.models.pretrained.backbones import load_backbone
 
-SPEC = ModelSpec(
+SPEC = classifier(
   "vit", {"size": "ti16", "depth": 1, "width": 8, "heads": 2, "patch": 4}, (8, 8, 3), 5, (0.0, 1.0)
 )
 

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import pytest
+from support import classifier
 from tracing import check_shapes
 
 from dp_jax.models.build import MODELS, VECTORS, ModelSpec
@@ -18,7 +19,7 @@ SIZES = {
 
 
 def _spec(name, shape=(8, 8, 1), **sizes):
-  spec = ModelSpec(name, {**SIZES[name], **sizes}, shape, 3, (0.0, 1.0))
+  spec = classifier(name, {**SIZES[name], **sizes}, shape, 3, (0.0, 1.0))
   return ModelSpec.from_json(spec.to_json())
 
 

@@ -8,8 +8,8 @@ import pytest
 from flax import nnx
 from PIL import Image
 from sklearn.datasets import load_sample_image
+from support import classifier
 
-from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import split
 from dp_jax.models.vision import efficientnet_lite
 from dp_jax.models.vision.efficientnet_lite import VALUE_RANGE, block_sizes, from_torch, pretrained
@@ -29,7 +29,7 @@ def photographs(side):
 
 def build(size, side):
   """The structure, and the shapes of its arrays."""
-  spec = ModelSpec("efficientnet_lite", {"size": size}, (side, side, 3), 1000, VALUE_RANGE)
+  spec = classifier("efficientnet_lite", {"size": size}, (side, side, 3), 1000, VALUE_RANGE)
   return split(nnx.eval_shape(lambda: spec.build(0)))
 
 

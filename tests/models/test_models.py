@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import save_file
+from support import classifier
 
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import partition, split
 from dp_jax.models.pretrained import weights
 
-SPEC = ModelSpec(
+SPEC = classifier(
   "convnet", {"widths": (4, 6), "strides": (1, 2), "groups": 2}, (5, 5, 1), 3, (0.0, 1.0)
 )
 
@@ -115,12 +116,12 @@ def test_weights_that_do_not_fit_are_refused_by_name(model, tmp_path):
 def test_a_model_that_cannot_be_built_is_refused():
   for changes, named in [
     ({"name": "magic"}, "magic"),
-    ({"sizes": {"depth": 3}}, "depth"),
-    ({"sizes": {"widths": (4,), "strides": (1, 2), "groups": 2}}, "differ in length"),
-    ({"sizes": {"widths": (5,), "strides": (1,), "groups": 2}}, "divisible by groups=2"),
+    ({"kwargs": {"depth": 3}}, "depth"),
+    ({"kwargs": {"widths": (4,), "strides": (1, 2), "groups": 2}}, "differ in length"),
+    ({"kwargs": {"widths": (5,), "strides": (1,), "groups": 2}}, "divisible by groups=2"),
   ]:
-    fields = {"name": "convnet", "sizes": SPEC.sizes, **changes}
-    spec = ModelSpec(**fields, input_shape=(5, 5, 1), num_classes=3, value_range=(0.0, 1.0))
+    fields = {"name": "convnet", "kwargs": SPEC.kwargs, **changes}
+    spec = classifier(**fields, input_shape=(5, 5, 1), num_classes=3, value_range=(0.0, 1.0))
     with pytest.raises(ValueError, match=named):
       spec.build(0)
   with pytest.raises(ValueError, match="not a model description"):

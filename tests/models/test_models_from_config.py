@@ -29,7 +29,7 @@ MODELS = {
 @pytest.mark.parametrize("name", MODELS)
 def test_a_release_gives_back_every_model(tmp_path, name):
   config = small_config(
-    model={"name": name, **MODELS[name]}, privacy={"enabled": False, "sampling_rate": 0.3}
+    model={"name": name, "kwargs": MODELS[name]}, privacy={"enabled": False, "sampling_rate": 0.3}
   )
   run = prepare(config)
   # Values that no initialisation gives.
@@ -38,7 +38,7 @@ def test_a_release_gives_back_every_model(tmp_path, name):
   tmp_path.chmod(0o700)
   write_parameters(run, WorkDir(tmp_path), state, 0, False, Ledger())
   release = dp_jax.load_release(tmp_path)
-  assert release.spec == run.task.spec and release.spec.sizes == MODELS[name]
+  assert release.spec == run.task.spec and release.spec.kwargs == MODELS[name]
   for key, value in release.arrays.items():
     np.testing.assert_array_equal(value, moved[key])
   inputs = jnp.asarray(run.eval_loader.load(np.arange(4), 4)[0]["inputs"][:, 0])

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import classifier
 from tracing import (
   IMAGENET,
   check_shapes,
@@ -94,7 +95,7 @@ def test_sizes_that_do_not_fit_are_refused():
 
 def test_it_is_built_by_name():
   sizes = {key: TINY[key] for key in ("width", "groups", "stem")}
-  spec = ModelSpec("resnet", sizes, TINY["input_shape"], 3, (0.0, 1.0))
+  spec = classifier("resnet", sizes, TINY["input_shape"], 3, (0.0, 1.0))
   again = ModelSpec.from_json(spec.to_json())
   expected = num_parameters(lambda: ResNet(**TINY, rngs=rngs()))
   assert num_parameters(lambda: again.build(0)) == expected

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import classifier
 from tracing import (
   IMAGENET,
   check_shapes,
@@ -66,8 +67,8 @@ def test_sizes_that_do_not_fit_are_refused():
 
 def test_it_is_built_by_name():
   sizes = {"size": "ti16", "depth": 2, "width": 8, "heads": 2}
-  spec = ModelSpec.from_json(ModelSpec("vit", sizes, (32, 16, 3), 3, (0.0, 1.0)).to_json())
+  spec = ModelSpec.from_json(classifier("vit", sizes, (32, 16, 3), 3, (0.0, 1.0)).to_json())
   jaxpr = traced(lambda: spec.build(0), ((1, 32, 16, 3), jnp.float32))
   assert jaxpr.out_avals[0].shape == (1, 3)
   with pytest.raises(ValueError, match="do not fit vit"):
-    ModelSpec("vit", {"widths": 3}, (32, 16, 3), 3, (0.0, 1.0)).build(0)
+    classifier("vit", {"widths": 3}, (32, 16, 3), 3, (0.0, 1.0)).build(0)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import classifier
 from tracing import (
   check_shapes,
   check_units,
@@ -87,7 +88,7 @@ def test_sizes_that_do_not_fit_are_refused():
 
 
 def test_it_is_built_by_name():
-  spec = ModelSpec("wide_resnet", {"depth": 10, "width": 1}, (8, 8, 3), 3, (0.0, 1.0))
+  spec = classifier("wide_resnet", {"depth": 10, "width": 1}, (8, 8, 3), 3, (0.0, 1.0))
   again = ModelSpec.from_json(spec.to_json())
   expected = num_parameters(lambda: WideResNet(**TINY, rngs=rngs()))
   assert num_parameters(lambda: again.build(0)) == expected

@@ -25,7 +25,7 @@ from dp_jax.training.step import build_step, init_state
 KINDS = "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast"
 STEPS = 2
 # One of its arrays is large enough to be cut along fsdp: the kernel of the head, 4096 x 10.
-MODEL = {"widths": [64], "strides": [1], "groups": 4}
+MODEL = {"kwargs": {"widths": [64], "strides": [1], "groups": 4}}
 CUT = 1
 
 

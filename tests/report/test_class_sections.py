@@ -23,7 +23,7 @@ def _table(people=PEOPLE, **groups):
   label = np.repeat(np.arange(len(people)), np.array(people) * 2).astype(np.int32)
   predicted = label.copy()
   predicted[(label == 1) & (np.arange(len(label)) % 3 == 0)] = 0
-  return PredictionTable(
+  return PredictionTable.of_labels(
     record=np.arange(len(label)), unit=np.arange(len(label)) // 2, label=label,
     predicted=predicted, label_probability=np.full(len(label), 0.5, np.float32),
     score=np.zeros(0, np.float32), groups=groups, about={"split": "test"},
@@ -157,7 +157,7 @@ def _diagnoses():
   cells = (60, 8, 8, 8)
   label = np.repeat([0, 1, 1, 2], cells).astype(np.int32)
   groups = {"dx": np.array(["a", "b", "c"])[label], "sex": np.repeat(["F", "F", "M", "M"], cells)}
-  return PredictionTable(
+  return PredictionTable.of_labels(
     record=np.arange(84), unit=np.arange(84), label=label, predicted=label,
     label_probability=np.full(84, 0.5, np.float32), score=np.zeros(0, np.float32), groups=groups,
     about={"split": "test"},
@@ -189,7 +189,7 @@ def test_classes_and_groups_together_give_no_small_group_away():
     label = [fine, fine // 2, fine // 3][rng.integers(3)]
     kind = [fine, fine // 2, fine // 3][rng.integers(3)]
     sex = np.where(rng.random(150) < 0.5, kind % 2, sex)
-    table = PredictionTable(
+    table = PredictionTable.of_labels(
       record=np.arange(150), unit=np.arange(150), label=label.astype(np.int32), predicted=label,
       label_probability=np.full(150, 0.5, np.float32), score=np.zeros(0, np.float32),
       groups={"kind": kind.astype(str), "sex": sex.astype(str)},

@@ -85,7 +85,7 @@ def test_no_small_count_of_people_stands_on_the_private_page(tmp_path, facts):
   run = _run(tmp_path / "run", record, "private", groups=())
   counts = np.array([[4, 20, 16], [12, 40, 12], [13, 14, 60]])
   label, predicted = (np.repeat(k.ravel(), counts.ravel()) for k in np.indices((3, 3)))
-  table = PredictionTable(
+  table = PredictionTable.of_labels(
     record=np.arange(len(label)), unit=np.arange(len(label)), label=label.astype(np.int32),
     predicted=predicted.astype(np.int32), score=np.zeros(0, np.float32),
     label_probability=np.full(len(label), 0.5, np.float32), about={},

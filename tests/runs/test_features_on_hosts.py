@@ -8,17 +8,16 @@ import jax
 import numpy as np
 import pytest
 from PIL import Image
-from support import ROOT, finish, free_port, start
+from support import ROOT, classifier, finish, free_port, start
 
 from dp_jax.config.features_config import FeaturesConfig
 from dp_jax.data.sources.npy_resume import ResumableShards
 from dp_jax.data.sources.npy_shards import NpyShards
-from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import split
 from dp_jax.models.pretrained import weights
 from dp_jax.runs import extract_features
 
-SPEC = ModelSpec(
+SPEC = classifier(
   "vit", {"size": "ti16", "depth": 1, "width": 8, "heads": 2, "patch": 4}, (8, 8, 3), 5, (0.0, 1.0)
 )
 COUNT, PER_SHARD = 60, 2

@@ -7,7 +7,7 @@ import logging
 
 import numpy as np
 import pytest
-from support import flags_of, small_config
+from support import classifier, flags_of, small_config
 
 from dp_jax.cli import main
 from dp_jax.data.sources.npy_writer import ShardWriter
@@ -146,7 +146,7 @@ class _Source:
 def test_how_images_are_decoded_is_taken_from_the_release_too():
   config = _images()
   reading = reading_of(config, _Source())
-  spec = ModelSpec("linear", {}, (8, 8, 3), 2, (0.0, 255.0), ("a", "b"), reading=reading)
+  spec = classifier("linear", {}, (8, 8, 3), 2, (0.0, 255.0), ("a", "b"), reading=reading)
   bare = as_trained(spec, _images(resize="centre_crop", interpolation="bilinear")).data
   assert (bare.resize, bare.interpolation) == ("stretch", "bicubic")
   with pytest.raises(ValueError, match=r"data\.resize is none, and was stretch"):
@@ -161,7 +161,7 @@ def test_another_scale_or_another_model_of_features_is_refused():
   features = {"input_shape": (4,), "value_range": (-1.0, 1.0)}
   config = small_config(data={"source": "npy", "path": "x"})
   reading = reading_of(config, _Source(origin=origin, **features))
-  spec = ModelSpec("linear", {}, (4,), 2, (-1.0, 1.0), reading=reading)
+  spec = classifier("linear", {}, (4,), 2, (-1.0, 1.0), reading=reading)
   check_source(spec, config.data, _Source(origin=origin, **features).info)
   check_source(spec, config.data, _Source(**features).info)  # says nothing of its model
   for changes, named in (

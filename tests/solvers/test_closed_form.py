@@ -6,22 +6,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import classifier
 
 from dp_jax.gradients.clipping import clipped_grad
-from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import split
 from dp_jax.solvers import class_sums
 from dp_jax.solvers.closed_form import ClosedFormSum, zero_head
-from dp_jax.tasks.classification import Classification
+from dp_jax.tasks.opening import build_task
 
 FEATURES = 20
 
 
 def _task(link="softmax", classes=5, bias=True, smoothing=0.0, features=FEATURES, value_range=None):
-  spec = ModelSpec("linear", {"use_bias": bias}, (features,), classes, value_range or (-1.0, 1.0))
+  spec = classifier("linear", {"use_bias": bias}, (features,), classes, value_range or (-1.0, 1.0))
   model, arrays = split(spec.build(0))
   zeros = {name: jnp.zeros_like(value) for name, value in arrays.items()}
-  return Classification(model, spec, smoothing, link), zeros
+  return build_task(model, spec, label_smoothing=smoothing, link=link), zeros
 
 
 def _units(classes, records=1, count=96, seed=0):
@@ -135,11 +135,11 @@ def test_only_a_head_of_zeros_qualifies(change):
   if change in ("kernel", "bias"):
     arrays[f"head.{change}"] = arrays[f"head.{change}"].at[0].set(1e-30)
   if change == "model":
-    spec = ModelSpec(
+    spec = classifier(
       "convnet", {"widths": (4,), "strides": (1,), "groups": 2}, (5, 5, 1), 3, (0, 1)
     )
     model, fresh = split(spec.build(0))
-    task, arrays = Classification(model, spec), jax.tree.map(jnp.zeros_like, fresh)
+    task, arrays = build_task(model, spec), jax.tree.map(jnp.zeros_like, fresh)
   if change == "frozen":
     frozen = {"head.kernel": arrays.pop("head.kernel")}
   assert zero_head(task, arrays, frozen, 1.0, "flat") is None

@@ -5,6 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import classifier
 
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.feature_head import check_blocks
@@ -184,7 +185,7 @@ def test_a_noised_mean_takes_the_place_of_a_public_one():
 def test_the_model_gives_the_logits_of_the_head(solutions):
   head = solutions["feature_covariance"].head
   sizes = {"power": head.power, "centred": True, "transformed": True}
-  model = ModelSpec("feature_head", sizes, (D,), CLASSES, (-1.0, 1.0)).build(seed=0)
+  model = classifier("feature_head", sizes, (D,), CLASSES, (-1.0, 1.0)).build(seed=0)
   functional, arrays = split(model)
   assert {k: v.shape for k, v in arrays.items()} == {k: v.shape for k, v in head.arrays().items()}
   x = jnp.asarray(_made_up(50)[0], jnp.float32)
@@ -207,7 +208,7 @@ def test_blocks_are_as_features_multiplied_before(blocks):
   want = solve(array_data(multiplied, labels, CLASSES), plain, SPEC, key=KEY).head
   np.testing.assert_allclose(found.logits(x[:50]), want.logits(multiplied[:50]), atol=2e-3)
   sizes = {"power": 0.5, "centred": True, "transformed": True, "blocks": blocks}
-  spec = ModelSpec("feature_head", sizes, (D,), CLASSES, (-1.0, 1.0))
+  spec = classifier("feature_head", sizes, (D,), CLASSES, (-1.0, 1.0))
   functional, _ = split(ModelSpec.from_json(spec.to_json()).build(seed=0))
   rows = jnp.asarray(x[:50], jnp.float32)
   np.testing.assert_allclose(

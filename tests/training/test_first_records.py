@@ -6,10 +6,9 @@ import logging
 import numpy as np
 import pytest
 from PIL import Image
-from support import flags_of, small_config, write_npz
+from support import flags_of, one_label, small_config, write_npz
 
 from dp_jax.cli import main
-from dp_jax.data.records import RecordSpec
 from dp_jax.data.sources.source import ArraySource, RecordError, SourceInfo, Unlabelled
 from dp_jax.data.units import UnitLoader
 from dp_jax.privacy.spec import PrivacySpec
@@ -161,7 +160,7 @@ class _Records(ArraySource):
 
 
 def _look(source, **units):
-  loader = UnitLoader(source, RecordSpec((1,), 2, (0.0, 1.0)), **units)
+  loader = UnitLoader(source, one_label((1,), 2, (0.0, 1.0)), **units)
   check_first_records(loader, "the split", private=True)
 
 

@@ -47,7 +47,7 @@ def config_of(table, **changes):
 
 
 def test_the_loss_is_the_mean_over_known_labels_and_then_over_records(table):
-  run = prepare(config_of(table, train__label_smoothing=0.1))
+  run = prepare(config_of(table, task__kwargs={"label_smoothing": 0.1}))
   rng = np.random.default_rng(1)
   unit = {
     "inputs": rng.uniform(-1, 1, (4, 3)).astype(np.float32),

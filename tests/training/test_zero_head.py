@@ -82,7 +82,7 @@ def test_a_run_from_zero_uses_it_and_gives_what_the_general_path_gives(tmp_path,
   {"model": {"name": "linear", "head_init_std": 1e-3}},
   {"privacy": {"epsilon": 4.0, "delta": 1e-3, "sampling_rate": 0.5}},
   {"privacy": {"enabled": False, "sampling": "full_batch"}},
-  {"model": {"widths": [8], "strides": [2], "groups": 2, "head_init_std": 0.0}},
+  {"model": {"kwargs": {"widths": [8], "strides": [2], "groups": 2}, "head_init_std": 0.0}},
 ], ids=["init", "poisson", "plain", "convnet"])  # fmt: skip
 def test_other_runs_do_not(changes):
   assert head_at_zero(prepare(_config(**changes))) is None

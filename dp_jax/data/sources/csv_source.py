@@ -69,7 +69,7 @@ class CsvSource:
       class_names=spec.class_names or spec.label_columns,
       input_dtype="float32" if decoder is None else "uint8",
       read_on_demand=decoder is not None,
-      multilabel=spec.multilabel,
+      label_shape=spec.label_shape,
     )
 
   @property
@@ -184,9 +184,9 @@ class CsvSource:
     if not spec.labelled:
       shape = (self._table.num_rows, len(spec.label_columns))
       return (
-        np.full(shape, UNKNOWN, np.float32) if spec.multilabel else np.zeros(shape[0], np.int64)
+        np.full(shape, UNKNOWN, np.float32) if spec.label_shape else np.zeros(shape[0], np.int64)
       )
-    if spec.multilabel:
+    if spec.label_shape:
       columns = [self._known(name, self._binary(name)) for name in spec.label_columns]
       return np.stack(columns, axis=1).astype(np.float32)
     (name,) = spec.label_columns

@@ -90,7 +90,7 @@ class NpyShards:
       class_names=tuple(manifest.get("class_names") or ()),
       input_dtype=dtype,
       read_on_demand=True,
-      multilabel=self._labels[0].ndim == 2,
+      label_shape=self._labels[0].shape[1:],
       private=origin.get("declared") == "private",
       origin=origin,
       cut=_cut(origin, split),
@@ -113,7 +113,7 @@ class NpyShards:
   def gather(self, indices: np.ndarray) -> dict[str, np.ndarray]:
     """The records at `indices` (int64[n]), stacked."""
     labels = self._take(self._labels, indices)
-    if self._info.multilabel:
+    if self._info.label_shape:
       labels = labels.astype(np.float32)
     return {"inputs": self._take(self._inputs, indices), "label": labels}
 

@@ -75,7 +75,8 @@ class SourceInfo:
     class_names: one name per label, or empty.
     input_dtype: "uint8", "float16", "bfloat16" or "float32", in which batches are assembled.
     read_on_demand: records lie in files, and checking all of them before a run takes long.
-    multilabel: a label is float32[num_classes]: 1 for yes, 0 for no, -1 for not known.
+    label_shape: () where a label is one integer; (num_classes,) where it is float32 of that shape:
+      1 for yes, 0 for no, -1 for not known.
     private: the files say that the records were made from private ones.
     origin: what the files say of the model that made them: hashes by name; empty if nothing.
     cut: the setting by which other records decide whether a record is among these, or what is taken
@@ -90,7 +91,7 @@ class SourceInfo:
   class_names: tuple[str, ...] = ()
   input_dtype: str = "uint8"
   read_on_demand: bool = False
-  multilabel: bool = False
+  label_shape: tuple[int, ...] = ()
   private: bool = False
   origin: Mapping[str, Any] = field(default_factory=dict)
   cut: str = ""

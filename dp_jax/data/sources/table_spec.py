@@ -76,7 +76,7 @@ class TableSpec:
         f"data.feature_defaults={self.feature_defaults} must have one value for each of"
         f" data.features"
       )
-    if self.multilabel == bool(self.class_names) or not self.label_columns:
+    if bool(self.label_shape) == bool(self.class_names) or not self.label_columns:
       raise UserError(
         f"data.label_columns={self.label_columns} needs data.class_names, the cells of each class,"
         " if it is one column, and not if there are several, which are the classes themselves"
@@ -112,6 +112,6 @@ class TableSpec:
       raise UserError(f"data.eval_fraction={self.eval_fraction} must lie between 0 and 1")
 
   @property
-  def multilabel(self) -> bool:
-    """Whether a label is a vector of yes, no and unknown."""
-    return len(self.label_columns) > 1
+  def label_shape(self) -> tuple[int, ...]:
+    """Of one label: () of one column, else a vector of yes, no and unknown."""
+    return (len(self.label_columns),) if len(self.label_columns) > 1 else ()

@@ -71,7 +71,7 @@ def load_backbone(
     spec, arrays, digest = _imagenet(name, size, input_shape)
     lineage: Lineage = (Ancestor(IMAGENET, digest, protected=False, declared="public"),)
     # Those of the weights, on the scale of the data.
-    low, high = (low + (high - low) * each / 255 for each in spec.value_range)
+    low, high = (low + (high - low) * each / 255 for each in spec.task["value_range"])
   else:
     lineage = weights.lineage(Path(file))
     spec, arrays, digest = weights.load_with_digest(Path(file))
@@ -88,9 +88,11 @@ def load_backbone(
   if unknown or not layers:
     raise UserError(f"layers {unknown or layers} of {name!r}: choose among {', '.join(known)}.")
 
+  channels = spec.task["input_shape"][2]
+
   def forward(arrays: Arrays, inputs: jax.Array) -> jax.Array:
     x = (inputs.astype(jnp.float32) - low) * (2 / (high - low)) - 1
-    x = jnp.repeat(x, spec.input_shape[2] // input_shape[2], axis=-1)
+    x = jnp.repeat(x, channels // input_shape[2], axis=-1)
     return model.bind(arrays).features(x, tuple(layers))  # type: ignore[attr-defined]
 
   out = jax.eval_shape(forward, arrays, jax.ShapeDtypeStruct((1, *input_shape), np.float32))
@@ -111,7 +113,8 @@ def _imagenet(name: str, size: str, input_shape: tuple[int, ...]) -> tuple[Model
     raise UserError(f"backbone.size={size!r} is not one of {known}.")
   arrays, digest = efficientnet_lite.pretrained(size)
   shape = (*input_shape[:2], 3)
-  return ModelSpec(name, {"size": size}, shape, 1000, efficientnet_lite.VALUE_RANGE), arrays, digest
+  facts = {"input_shape": shape, "num_classes": 1000, "value_range": efficientnet_lite.VALUE_RANGE}
+  return ModelSpec(name, {"size": size}, facts), arrays, digest
 
 
 def _check_images(spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
@@ -119,10 +122,11 @@ def _check_images(spec: ModelSpec, input_shape: tuple[int, ...]) -> None:
   if len(input_shape) != 3:
     raise UserError(f"a backbone takes images (height, width, channels), not {input_shape}.")
   any_size = spec.name == "efficientnet_lite"
-  if not (any_size or spec.input_shape[:2] == tuple(input_shape[:2])) or (
-    input_shape[2] not in (1, spec.input_shape[2])
+  shape = tuple(spec.task.get("input_shape", ()))
+  if not (any_size or shape[:2] == tuple(input_shape[:2])) or (
+    input_shape[2] not in (1, *shape[2:])
   ):
     raise UserError(
-      f"the weights are for images of shape {tuple(spec.input_shape)}, and the data has"
+      f"the weights are for images of shape {shape}, and the data has"
       f" {tuple(input_shape)}: declare data.input_shape."
     )

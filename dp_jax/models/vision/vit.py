@@ -110,3 +110,7 @@ class ViT(nnx.Module):
       x = block(x)
     # The norm is per position, so only the one that the head reads is normalised.
     return self.norm(x[:, 0])
+
+
+# The names of its further arguments, for messages before anything is built.
+build.hands_on_to = ViT  # type: ignore[attr-defined]

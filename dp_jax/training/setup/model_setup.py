@@ -1,38 +1,37 @@
 """From a configuration to the model of a run: its description, structure and initial arrays."""
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from dp_jax.config.run_config import Config
-from dp_jax.data.records import RecordSpec
 from dp_jax.data.sources.source import Source
+from dp_jax.errors import UserError
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, partition, split
 from dp_jax.models.pretrained import weights
-from dp_jax.tasks.build import build_task
-from dp_jax.tasks.classification import Classification
+from dp_jax.tasks.bound import BoundTask
+from dp_jax.tasks.task import Task
 from dp_jax.training.setup.reading import reading_of
 from dp_jax.training.solving import Solving
 
 
 def model_spec(
-  config: Config, record: RecordSpec, source: Source, solving: Solving | None
+  config: Config, facts: Mapping[str, Any], source: Source, solving: Solving | None
 ) -> ModelSpec:
   """What rebuilds the model of a run, and how its inputs are read."""
-  sizes = config.model.sizes() if solving is None else solving.model_sizes()
-  return ModelSpec(
-    config.model.name, sizes, record.input_shape, record.num_classes, record.value_range,
-    tuple(source.info.class_names), record.multilabel, reading_of(config, source),
-  )  # fmt: skip
+  kwargs = config.model.kwargs if solving is None else solving.model_sizes()
+  return ModelSpec(config.model.name, kwargs, facts, reading_of(config, source))
 
 
 def build_model(
-  config: Config, spec: ModelSpec
-) -> tuple[Classification, Arrays, Arrays, str | None]:
-  """The task, trained and frozen arrays, and the digest of the weights they come from.
+  config: Config, task: Task, spec: ModelSpec
+) -> tuple[BoundTask, Arrays, Arrays, str | None]:
+  """The bound task, trained and frozen arrays, and the digest of the weights they come from.
 
   Raises:
     ValueError: if the model cannot be built, or the weights are not its own.
@@ -44,13 +43,13 @@ def build_model(
     arrays, digest = weights.initialise_from(arrays, Path(model.weights))
   if model.head_init_std is not None:
     arrays = _initialise_head(arrays, model.head_init_std, config.seed)
-  task = build_task(functional, spec, config.train.label_smoothing, config.train.loss)
-  task.check(arrays)
+  bound = BoundTask(functional, task, spec)
+  bound.check(arrays)
   params, frozen = partition(functional, arrays, model.trainable)
-  return task, params, frozen, digest
+  return bound, params, frozen, digest
 
 
-def in_compute_dtype(task: Classification, config: Config) -> Classification:
+def in_compute_dtype(task: BoundTask, config: Config) -> BoundTask:
   """The same task with a model that computes as train.compute_dtype says."""
   dtype = config.train.compute_dtype
   if dtype == "float32":
@@ -61,7 +60,13 @@ def in_compute_dtype(task: Classification, config: Config) -> Classification:
 
 def _initialise_head(arrays: Arrays, std: float, seed: int) -> Arrays:
   """A new head: kernel of standard deviation `std`, bias zero. Initial values are not secret."""
+  if "head.kernel" not in arrays:
+    raise UserError(
+      f"model.head_init_std={std} is for a model with a head.kernel; this one has"
+      f" {', '.join(arrays)}: leave it out."
+    )
   kernel = arrays["head.kernel"]
   key = jax.random.key(seed, impl="threefry2x32")
   values = std * jax.random.normal(key, kernel.shape, kernel.dtype)
-  return {**arrays, "head.kernel": values, "head.bias": jnp.zeros_like(arrays["head.bias"])}
+  bias = {name: jnp.zeros_like(x) for name, x in arrays.items() if name == "head.bias"}
+  return {**arrays, "head.kernel": values, **bias}

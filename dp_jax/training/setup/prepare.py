@@ -10,10 +10,8 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from dp_jax.config.data_config import DataConfig
 from dp_jax.config.run_config import Config, TrainConfig
-from dp_jax.data.records import RecordSpec, check_records
-from dp_jax.data.sources.source import Source
+from dp_jax.data.records import check_records
 from dp_jax.data.units import UnitLoader
 from dp_jax.data.views import Views
 from dp_jax.errors import UserError
@@ -21,7 +19,6 @@ from dp_jax.gradients.engines.dispatch import engine_for
 from dp_jax.gradients.noise.jax_keys import GENERATOR
 from dp_jax.gradients.optimizers import make_optimizer, make_schedule
 from dp_jax.gradients.per_unit import check_loss
-from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays
 from dp_jax.models.pretrained import weights
 from dp_jax.models.pretrained.ancestry import Lineage
@@ -30,7 +27,8 @@ from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.privacy.shares import joint
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.statement.privacy_json import delta_warnings
-from dp_jax.tasks.classification import Classification
+from dp_jax.tasks.bound import BoundTask
+from dp_jax.tasks.opening import SHAPES, open_task
 from dp_jax.training import tensorboard
 from dp_jax.training.setup.first_records import FACT, check_first_records
 from dp_jax.training.setup.model_setup import build_model, in_compute_dtype, model_spec
@@ -82,9 +80,9 @@ class Run:
 
   config: Config
   mesh: Mesh
-  task: Classification
+  task: BoundTask
   views: Views
-  released: Classification
+  released: BoundTask
   params: Arrays
   frozen: Arrays
   loader: UnitLoader
@@ -157,28 +155,29 @@ def prepare(config: Config) -> Run:
   data = config.data
   source = open_split(config, data.train_split)
   eval_source = open_split(config, data.eval_split, class_names=source.info.class_names or None)
-  record, assumed = record_spec(data, source)
-  if data.value_range is None and eval_source.info.value_range != record.value_range:
+  if data.value_range is None and eval_source.info.value_range != source.info.value_range:
     raise UserError(
-      f"the splits have different value ranges, {record.value_range} and"
+      f"the splits have different value ranges, {source.info.value_range} and"
       f" {eval_source.info.value_range}: declare data.value_range."
     )
-  loader = training_units(config, source, record)
-  eval_loader = UnitLoader(eval_source, record, strict=is_strict(data))  # one record each
+  declared = {name: getattr(data, name) for name in SHAPES}
+  task, facts, assumed = open_task(config.task.name, config.task.kwargs, source.info, declared)
+  loader = training_units(config, source, task.record)
+  eval_loader = UnitLoader(eval_source, task.record, strict=is_strict(data))  # one record each
   check_held_out(config, source, eval_source)
   _check_records(config, loader, eval_loader)
   views = Views(data.augment, data.views, data.min_crop_area)
-  views.check(record.input_shape)
+  views.check(task.record)
   solving, public = None, None
   if config.solver.method != "none":
-    check_features(record)
-    public = read_public_features(config, record, (source, eval_source))
+    features = check_features(task)
+    public = read_public_features(config, features, (source, eval_source))
     statistics = None if public is None else public.statistics
-    solving = make_solving(config, make_spec(config), loader.num_units, record, statistics)
-  spec = model_spec(config, record, source, solving)
-  check_selection(config, spec.num_classes)
-  released, params, frozen, weights_digest = build_model(config, spec)
-  task = in_compute_dtype(released, config)
+    solving = make_solving(config, make_spec(config), loader.num_units, features, statistics)
+  spec = model_spec(config, facts, source, solving)
+  check_selection(config, task)
+  released, params, frozen, weights_digest = build_model(config, task, spec)
+  bound = in_compute_dtype(released, config)
   if solving is None:
     privacy, mechanism = make_mechanism(config, loader.num_units)
   else:
@@ -194,11 +193,12 @@ def prepare(config: Config) -> Run:
     *starting_warnings(config, source),
   )  # fmt: skip
   run = Run(
-    config, mesh, task, views, released, params, frozen, loader, eval_loader, privacy, mechanism,
+    config, mesh, bound, views, released, params, frozen, loader, eval_loader, privacy, mechanism,
     _optimizer(config.train, mechanism.steps) if solving is None else optax.identity(), divisor,
     weights_digest, weights_warnings(config, source, public), source.fingerprint(),
     units_digest(data),
-    {**_public_facts(spec, assumed), **data_facts(config, loader), **_of_public(public)}, warnings,
+    {**facts, "taken_from_the_source": assumed, "first_records": FACT,
+     **data_facts(config, loader), **_of_public(public)}, warnings,
     behind, solving, public,
   )  # fmt: skip
   if solving is None:
@@ -230,25 +230,6 @@ def _check_units_apart(run: Run) -> None:
     engine_for(run.config.train.engine, no_map)
 
 
-def record_spec(data: DataConfig, source: Source) -> tuple[RecordSpec, list[str]]:
-  """What a record must look like, and which of it the configuration left to the source."""
-  info, assumed = source.info, []
-  values = {}
-  for name in ("input_shape", "num_classes", "value_range"):
-    declared = getattr(data, name)
-    values[name] = getattr(info, name) if declared is None else declared
-    if declared is None:
-      assumed.append(name)
-    if values[name] is None:
-      raise UserError(f"{info.name} does not say its {name}: declare data.{name}.")
-  low_high = tuple(values["value_range"])
-  if len(low_high) != 2:
-    raise UserError(f"data.value_range={low_high} must be (low, high).")
-  shape = tuple(values["input_shape"])
-  ends = (low_high[0], low_high[1])
-  return RecordSpec(shape, values["num_classes"], ends, info.multilabel), assumed
-
-
 def _optimizer(train: TrainConfig, steps: int) -> optax.GradientTransformation:
   schedule = make_schedule(train.schedule, train.learning_rate, train.warmup_steps, steps)
   return make_optimizer(
@@ -261,18 +242,6 @@ def _warnings(privacy: PrivacySpec | None, mechanism: Mechanism, divisor: float)
     return ()
   # From rate and divisor, which are public under every adjacency; the number of units may not be.
   return tuple(delta_warnings(privacy.delta, round(divisor / mechanism.sampling.sampling_rate)))
-
-
-def _public_facts(spec: ModelSpec, assumed: list[str]) -> dict[str, Any]:
-  return {
-    "input_shape": list(spec.input_shape),
-    "num_classes": spec.num_classes,
-    "value_range": list(spec.value_range),
-    "class_names": list(spec.class_names),
-    "multilabel": spec.multilabel,
-    "taken_from_the_source": assumed,
-    "first_records": FACT,
-  }
 
 
 def _of_public(features: PublicFeatures | None) -> dict[str, str]:

@@ -15,9 +15,10 @@ from dp_jax.data.sources.source import Source
 from dp_jax.errors import UserError
 from dp_jax.models.feature_head import check_blocks
 from dp_jax.models.pretrained.ancestry import Lineage, of_features
-from dp_jax.solvers.feature_units import FeatureData, Shard
+from dp_jax.solvers.feature_units import FeatureData, Shard, check_size, num_features
 from dp_jax.solvers.head import PublicStatistics, public_statistics
 from dp_jax.training.setup.open_data import model_of_features
+from dp_jax.training.solving import Features
 
 # Rows that are read at a time.
 _ROWS = 4096
@@ -46,13 +47,13 @@ class PublicFeatures:
 
 
 def read_public_features(
-  config: Config, record: RecordSpec, sources: Sequence[Source]
+  config: Config, features: Features, sources: Sequence[Source]
 ) -> PublicFeatures | None:
   """Reads solver.public_features; None if the configuration has none.
 
   Args:
     config: of the run.
-    record: what a record of the run looks like.
+    features: what the records of the run are.
     sources: the splits that the run trains on and evaluates.
 
   Raises:
@@ -72,8 +73,8 @@ def read_public_features(
     source = open_npz(str(path), solver.public_split)
   else:
     source = NpyShards(str(path), solver.public_split)
-  _check(called, source, record, sources)
-  blocks = check_blocks(solver.blocks, record.input_shape[0])
+  _check(called, source, features, sources)
+  blocks = check_blocks(solver.blocks, features.num_features)
   statistics = public_statistics(_data(called, source), solver.power, blocks)
   if not np.trace(statistics.moment) > 0:
     raise UserError(f"{called} has no two rows that differ: they say nothing of other features.")
@@ -83,7 +84,7 @@ def read_public_features(
   return PublicFeatures(statistics, digest, fact, model_of_features(source)[1], behind)
 
 
-def _check(called: str, source: Source, record: RecordSpec, sources: Sequence[Source]) -> None:
+def _check(called: str, source: Source, features: Features, sources: Sequence[Source]) -> None:
   """Refuses features that are not public, not of the same model, or those of the run itself."""
   info = source.info
   if info.private:
@@ -91,11 +92,7 @@ def _check(called: str, source: Source, record: RecordSpec, sources: Sequence[So
       f"{called}: its manifest says that it was made from data declared private, and what is taken"
       " from it would be released without noise: make it from public data."
     )
-  if info.input_shape != record.input_shape:
-    raise UserError(
-      f"{called} has records of shape {info.input_shape}, and the data {record.input_shape}: the"
-      " same model must make both."
-    )
+  check_size(called, info, features.num_features)
   if tuple(info.value_range) != (-1, 1):
     raise UserError(f"{called} has features of the range {info.value_range}, not (-1, 1).")
   for other in sources:
@@ -106,7 +103,7 @@ def _check(called: str, source: Source, record: RecordSpec, sources: Sequence[So
           f"{called} was made with {name} {here}, and {other.info.name} with {there}: the same"
           " model must make both."
         )
-    if _same_records(source, other, record):
+    if _same_records(source, other, features.record):
       raise UserError(
         f"{called} holds the records of {other.info.name}: what is taken from it would be released"
         " without noise. Name features of other records, which are public."
@@ -135,16 +132,16 @@ def _sum_of_hashes(source: Source, record: RecordSpec) -> int:
   """The same for the same rows in another order, or in another dtype that holds their values."""
   total = 0
   for indices in _pieces(source):
-    rows, *_ = read_records(source, indices, record)
+    values, *_ = read_records(source, indices, record)
     # Zero is added so that it has one sign.
-    for row in np.ascontiguousarray(rows, np.float32) + np.float32(0):
+    for row in np.ascontiguousarray(values["inputs"], np.float32) + np.float32(0):
       total += int.from_bytes(hashlib.blake2b(row, digest_size=32).digest())
   return total
 
 
 def _data(called: str, source: Source) -> FeatureData:
   """The rows as data for a solver. Their labels do not matter."""
-  (size,) = source.info.input_shape or (0,)
+  size = num_features(source.info)
   most = min(_ROWS, len(source))
 
   def shards() -> Iterator[Shard]:

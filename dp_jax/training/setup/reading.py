@@ -15,6 +15,7 @@ from dp_jax.data.sources.source import Source, SourceInfo
 from dp_jax.errors import UserError
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.pretrained import weights
+from dp_jax.tasks.opening import SHAPES
 
 _TABLE = ("features", "feature_ranges", "feature_defaults", "missing_indicators")
 _IMAGES = ("resize", "crop_fraction", "interpolation")
@@ -65,9 +66,10 @@ def as_trained(spec: ModelSpec, config: Config) -> Config:
       " that was kept): that the configuration says the same as in training is not checked"
     )
   wanted = {name: known[name] for name in _keys(data) if name in known}
-  if data.source == "csv" and spec.class_names and not spec.multilabel:
-    wanted.setdefault("class_names", list(spec.class_names))
-  shape = {name: getattr(spec, name) for name in ("input_shape", "num_classes", "value_range")}
+  labels = known.get("label_columns") or ()
+  if data.source == "csv" and spec.task.get("class_names") and len(labels) < 2:
+    wanted.setdefault("class_names", list(spec.task["class_names"]))
+  shape = {name: spec.task[name] for name in SHAPES if name in spec.task}
   problems, taken = [], {}
   for name, value in plain({**wanted, **shape}).items():
     given, default = plain(getattr(data, name)), plain(getattr(DataConfig, name, None))

@@ -2,10 +2,10 @@
 
 from dp_jax.config.run_config import Config
 from dp_jax.errors import UserError
-from dp_jax.evaluation.classification import ClassificationSums
+from dp_jax.tasks.task import Task
 
 
-def check_selection(config: Config, num_classes: int) -> None:
+def check_selection(config: Config, task: Task) -> None:
   """Refuses a choice that the guarantee would not cover, or that cannot be made.
 
   On public data the choice is a function of what the guarantee covers already. On private data the
@@ -25,7 +25,7 @@ def check_selection(config: Config, num_classes: int) -> None:
     )
   if not config.eval.every:
     raise UserError(f"{name} needs eval.every: else only the last step is evaluated.")
-  known = sorted(ClassificationSums.zeros(num_classes).scalars())
+  known = sorted(task.metrics)
   if metric not in known:
     raise UserError(f"{name} is not one of {', '.join(known)}.")
 
