@@ -38,6 +38,8 @@ def from_mapping(cls: Any, values: Mapping[str, Any], where: str) -> Any:
     if key not in hints:
       close = difflib.get_close_matches(key, hints, 1)
       hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(hints)}."
+      if "kwargs" in hints:
+        hint += f" Arguments of its own code are {where}.kwargs.{key}."
       raise UserError(f"unknown key {where}.{key}{hint}")
   left_out = {each.name for each in dataclasses.fields(cls) if each.metadata.get(LEFT_OUT)}
   return cls(

@@ -46,7 +46,7 @@ def check_arguments(name: str, function: Callable[..., Any], arguments: Mapping[
     UserError: if one is missing or unknown; names it, and what the function takes.
   """
   try:
-    signature = inspect.signature(function)
+    signature = signature_of(function)
   except (TypeError, ValueError):  # of some functions in C nothing is known
     return
   try:
@@ -55,6 +55,14 @@ def check_arguments(name: str, function: Callable[..., Any], arguments: Mapping[
     raise UserError(
       f"{name}{signature} does not fit the arguments {', '.join(arguments) or '(none)'}: {error}."
     ) from error
+
+
+def signature_of(function: Callable[..., Any]) -> inspect.Signature:
+  """Of a function, or of what a class is made with: a metaclass may hide that of `__init__`."""
+  if not inspect.isclass(function) or function.__init__ is object.__init__:
+    return inspect.signature(function)
+  _, *parameters = inspect.signature(function.__init__).parameters.values()
+  return inspect.Signature(parameters)
 
 
 def described(name: str, kwargs: Mapping[str, Any]) -> dict[str, Any]:

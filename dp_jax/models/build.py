@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dp_jax.errors import UserError
-from dp_jax.files.code import load_callable
+from dp_jax.files.code import load_callable, signature_of
 from dp_jax.models.feature_head import FeatureHead
 from dp_jax.models.linear import Linear
 from dp_jax.models.vision import vit
@@ -146,13 +146,13 @@ class ModelSpec:
 
 def _signature(make: Callable[..., Any]) -> inspect.Signature:
   """Of the constructor; where it hands all else on to a class (`hands_on_to`), of both."""
-  signature, further = inspect.signature(make), getattr(make, "hands_on_to", None)
+  signature, further = signature_of(make), getattr(make, "hands_on_to", None)
   if further is None:
     return signature
   own = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
   optional = [
     each.replace(kind=each.KEYWORD_ONLY, default=None)
-    for each in inspect.signature(further).parameters.values()
+    for each in signature_of(further).parameters.values()
   ]
   return inspect.Signature([*own, *optional])
 

@@ -1,12 +1,11 @@
 """The tasks by name, those of other people among them."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from dp_jax.data.sources.source import SourceInfo
 from dp_jax.errors import UserError
-from dp_jax.files.code import check_arguments, described, load_callable
+from dp_jax.files.code import check_arguments, described, load_callable, signature_of
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import FunctionalModel
 from dp_jax.tasks.bound import BoundTask
@@ -42,7 +41,7 @@ def open_task(
   """
   if ":" in name:
     function = load_callable(name)
-    names = inspect.signature(function).parameters
+    names = signature_of(function).parameters
     given = {"info": info} if "info" in names else {}
     check_arguments(name, function, {**kwargs, **given})
     task = function(**given, **kwargs)

@@ -115,7 +115,7 @@ def test_several_labels_of_yes_no_and_unknown(tmp_path):
   spec = dataclasses.replace(SPEC, label_columns=("edema", "fracture"), class_names=())
   text = "age,bp,edema,fracture\n1,60,1.0,\n2,60,-1.0,0.0\n3,60,5,1\n"
   source = open_text(tmp_path, text, spec)
-  assert source.info.multilabel and source.info.class_names == ("edema", "fracture")
+  assert source.info.label_shape and source.info.class_names == ("edema", "fracture")
   np.testing.assert_array_equal(source.gather(np.arange(2))["label"], [[1, -1], [-1, 0]])
   loader = UnitLoader(source, one_label((2,), 2, (-1.0, 1.0), several=True))
   units, _ = loader.load(np.arange(3), 4)

@@ -63,7 +63,11 @@ def _config(source, root, **changes):
   data = {"source": source, "path": str(root), "declared": "public", **changes.pop("data", {})}
   if source in ("folder", "hf"):
     data["input_shape"] = [8, 8, 3]
-  model = {"name": "linear"} if source == "npy" else {"widths": [4], "strides": [2], "groups": 2}
+  model = (
+    {"name": "linear"}
+    if source == "npy"
+    else {"kwargs": {"widths": [4], "strides": [2], "groups": 2}}
+  )
   steps = {"steps": 3, "learning_rate": 0.1, "microbatch_size": 8}
   return small_config(data=data, model=model, train=steps, **changes)
 
@@ -85,8 +89,8 @@ def test_train_evaluate_and_predict(tmp_path, source, write):
   rows = list(csv.DictReader((tmp_path / "out.csv").read_text().splitlines()))
   assert len(rows) == COUNTS["test"] and {row["prediction"] for row in rows} <= {*CLASSES}
   release = load_release(tmp_path / "run")
-  assert release.spec.class_names == CLASSES
-  inputs = np.zeros((2, *release.spec.input_shape), np.float32)
+  assert release.task.class_names == CLASSES
+  inputs = np.zeros((2, *release.task.input_shape), np.float32)
   assert release.predict(inputs).shape == (2, 2)
 
 

@@ -117,7 +117,7 @@ def test_several_labels_a_record(tmp_path, dtype):
   writer.append("train", FEATURES, labels)
   writer.close()
   source = open_source("npy", "train", path=str(tmp_path / "a"))
-  assert source.info.multilabel and source.info.num_classes == 4
+  assert source.info.label_shape and source.info.num_classes == 4
   rows = source.gather(np.arange(23))
   assert rows["label"].dtype == np.float32
   np.testing.assert_array_equal(rows["label"], labels)

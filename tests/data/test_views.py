@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import one_label
 
 from dp_jax.data.views import PAD, Views, pad_mirror_crop, random_resized_crop
 from dp_jax.gradients.clipping import clipped_grad
@@ -169,4 +170,4 @@ def test_masked_records_and_settings():
   ]
   for views, shape, message in cases:
     with pytest.raises(ValueError, match=message):
-      views.check(shape)
+      views.check(one_label(shape, 2, (0.0, 1.0)))

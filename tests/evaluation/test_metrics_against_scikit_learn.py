@@ -166,7 +166,7 @@ class _Labelled:
     self._labels = labels
     count, names = labels.shape
     self.info = SourceInfo(
-      "made up", count, (1,), names, (0, count), input_dtype="float32", several=True
+      "made up", count, (1,), names, (0, count), input_dtype="float32", label_shape=(names,)
     )
 
   def __len__(self):

@@ -287,7 +287,7 @@ def test_classes_that_records_have_are_refused_under_add_or_remove_one(tmp_path)
   with pytest.raises(ValueError, match=r"class_names=None .*those that records have; declare"):
     prepare(small_config(data=data, model=model, privacy=UNBOUNDED))
   declared = {**data, "class_names": ("a", "b")}
-  assert prepare(small_config(data=declared, model=model, privacy=UNBOUNDED)).task.spec.num_classes
+  assert prepare(small_config(data=declared, model=model, privacy=UNBOUNDED)).task.task.num_classes
   assert prepare(small_config(data=data, model=model))
 
 

@@ -115,7 +115,7 @@ def test_a_run_and_its_release(table, tmp_path, declared):
   else:
     assert result.metrics == {}
     assert (tmp_path / "run" / "private" / "metrics.jsonl").exists()
-  assert load_release(release).spec.multilabel
+  assert load_release(release).spec.task["multilabel"]
   unlabelled = tmp_path / "unlabelled"
   unlabelled.mkdir()
   (unlabelled / "test.csv").write_text("a,b,c\n0.9,-0.9,0.9\n-0.9,-0.9,-0.9\nx,0,0\n")
