@@ -24,6 +24,7 @@ if TYPE_CHECKING:
   from dp_jax.privacy.sampling import FixedSize, FullBatch, Poisson, Stream, TruncatedPoisson
   from dp_jax.privacy.spec import PrivacySpec
   from dp_jax.training.release import Release, load_release
+  from dp_jax.training.run import train
 
 _EXPORTS = {
   "ClippedGrad": "gradients.clipping",
@@ -48,6 +49,7 @@ _EXPORTS = {
   "explain": "gradients.ghost.explain",
   "gaussian_noise": "gradients.noise.add_noise",
   "load_release": "training.release",
+  "train": "training.run",
 }
 
 __all__ = [
@@ -73,6 +75,7 @@ __all__ = [
   "explain",
   "gaussian_noise",
   "load_release",
+  "train",
 ]
 
 

@@ -110,13 +110,22 @@ def _define_evaluate(values: flags.FlagValues) -> None:
   flags.DEFINE_string(
     "ledger", None, "file that keeps what was released of the held-out data", flag_values=values
   )
+  _define_trust(values)
   flags.DEFINE_bool("json", False, "print one JSON object", flag_values=values)
+
+
+def _define_trust(values: flags.FlagValues) -> None:
+  flags.DEFINE_bool(
+    "trust_code", False, "run the model and task of your own that the release names",
+    flag_values=values,
+  )  # fmt: skip
 
 
 def _evaluate(values: flags.FlagValues, arguments: list[str]) -> int:
   from dp_jax.runs.using import evaluate_release
 
   path, config = one_argument(arguments, "release folder"), config_of(values)
+  trust_code = bool(values["trust_code"].value)
   given: list[Any] = [values[name].value for name in ("release_epsilon", "release_delta", "ledger")]
   if values["release_metrics"].value:
     from dp_jax.runs.release_metrics import release_accuracy
@@ -125,11 +134,13 @@ def _evaluate(values: flags.FlagValues, arguments: list[str]) -> int:
       raise UserError(
         "--release_metrics needs --release_epsilon, --release_delta and --ledger=FILE."
       )
-    metrics = release_accuracy(path, config, given[0], given[1], Path(given[2]))
+    metrics = release_accuracy(
+      path, config, given[0], given[1], Path(given[2]), trust_code=trust_code
+    )
   elif any(value is not None for value in given):
     raise UserError("--release_epsilon, --release_delta and --ledger go with --release_metrics.")
   else:
-    metrics = evaluate_release(path, config)
+    metrics = evaluate_release(path, config, trust_code=trust_code)
   if values["json"].value:
     print(json.dumps(metrics))
   else:
@@ -139,6 +150,7 @@ def _evaluate(values: flags.FlagValues, arguments: list[str]) -> int:
 
 def _define_predict(values: flags.FlagValues) -> None:
   define_config(values)
+  _define_trust(values)
   flags.DEFINE_string("out", None, "CSV file to write", flag_values=values)
 
 
@@ -148,7 +160,8 @@ def _predict(values: flags.FlagValues, arguments: list[str]) -> int:
   if not values["out"].value:
     raise UserError("give --out=FILE.csv.")
   out = Path(values["out"].value)
-  predict_release(one_argument(arguments, "release folder"), config_of(values), out)
+  path, config = one_argument(arguments, "release folder"), config_of(values)
+  predict_release(path, config, out, trust_code=bool(values["trust_code"].value))
   print(out)
   return 0
 

@@ -100,7 +100,7 @@ def _from_tree(
 
 
 def load_model(
-  spec: ModelSpec, given: ModelObject | None = None, trust_code: bool = False
+  spec: ModelSpec, given: ModelObject | None = None, trust_code: bool = False, seed: int = 0
 ) -> tuple[Structure, Arrays]:
   """The structure that a description names, with initial arrays.
 
@@ -108,12 +108,13 @@ def load_model(
     spec: the description.
     given: the model itself, where it is none of dp_jax.
     trust_code: import what the description names, which runs its code.
+    seed: of initial arrays.
 
   Raises:
     ValueError: if it names code that is neither given nor trusted.
   """
   if given is not None:
-    return from_object(given)
+    return from_object(given, seed)
   if spec.name == GIVEN:
     raise UserError("the model of this release was given as an object: give it again, as model=.")
   if ":" in spec.name and not trust_code:
@@ -121,4 +122,9 @@ def load_model(
       f"this release names the code {spec.name!r}: give the model (model=), or trust that code"
       " (trust_code=True, or --trust_code), which runs it."
     )
-  return split(spec.build(seed=0))
+  model = spec.build(seed)
+  if not isinstance(model, nnx.Module):
+    raise UserError(
+      f"model.name={spec.name!r} returned a {type(model).__name__}, not an nnx.Module."
+    )
+  return split(model)

@@ -56,8 +56,9 @@ CLIP_NORM = 0.5
 
 
 def release_accuracy(
-  path: Path, config: Config, epsilon: float, delta: float, ledger_file: Path
-) -> dict[str, Any]:
+  path: Path, config: Config, epsilon: float, delta: float, ledger_file: Path, *,
+  trust_code: bool = False,
+) -> dict[str, Any]:  # fmt: skip
   """Releases the accuracy of a model on data.eval_split, averaged over units.
 
   A unit counts by the share of its records that are classified rightly, all of them, whatever
@@ -70,6 +71,7 @@ def release_accuracy(
     epsilon: of this release.
     delta: of this release, below one over the number of units.
     ledger_file: the ledger of the held-out data; made if it is not there.
+    trust_code: run the code that the release names.
 
   Returns:
     What was released, as JSON values; appended to `released_metrics.jsonl` beside the release.
@@ -86,7 +88,7 @@ def release_accuracy(
       "an accuracy divides by the number of units, which privacy.adjacency='add_or_remove_one'"
       " keeps secret: evaluate under zero_out."
     )
-  release = load_release(path)
+  release = load_release(path, trust_code=trust_code)
   own = _described(path, release)
   _check_unit(own, unit)
   mechanism = calibrate(PrivacySpec(epsilon, delta, unit, adjacency), FullBatch(), 1, CLIP_NORM)
@@ -129,6 +131,8 @@ def held_out_shares(release: Release, config: Config, delta: float) -> tuple[np.
       f"delta {delta:g} is not below one over the number of units of {split!r},"
       f" {num_units}: what is released could be a whole unit. Give a smaller delta."
     )
+  if "accuracy" not in release.task.metrics:
+    raise UserError("an accuracy is of tasks of classes or labels; the release's has none.")
   held_out = evaluate(release.evaluator(), loader, release.task, config.eval.microbatch_size)
   return shares(held_out.table.of_people(index.unit_of_records, {}, {})), num_units
 

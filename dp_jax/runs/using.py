@@ -17,14 +17,19 @@ from dp_jax.training.setup.open_data import is_strict, open_split
 from dp_jax.training.setup.reading import as_trained, check_source
 
 
-def evaluate_release(path: Path, config: Config) -> dict[str, Any]:
+def evaluate_release(path: Path, config: Config, *, trust_code: bool = False) -> dict[str, Any]:
   """Evaluates a release on data.eval_split of a configuration.
+
+  Args:
+    path: the release.
+    config: says where the records are.
+    trust_code: run the code that the release names.
 
   Returns:
     The metrics, if the data is declared public. Of private data only the path of the file that
     they were written to: `private/evaluation.json` beside the release.
   """
-  release = load_release(path)
+  release = load_release(path, trust_code=trust_code)
   sums = evaluate(
     release.evaluator(), held_out_loader(release, config), release.task,
     config.eval.microbatch_size,
@@ -38,17 +43,23 @@ def evaluate_release(path: Path, config: Config) -> dict[str, Any]:
   return {"split": config.data.eval_split, "written_to": str(out)}
 
 
-def predict_release(path: Path, config: Config, out: Path) -> None:
+def predict_release(path: Path, config: Config, out: Path, *, trust_code: bool = False) -> None:
   """Writes predictions for data.eval_split as CSV: index, prediction, a probability a class.
 
   Of several labels, the prediction names those that are more likely than not, with ";" between. A
   table needs no label columns here. The file is readable by its owner alone: predictions on private
   records are as private as they.
 
+  Args:
+    path: the release.
+    config: says where the records are.
+    out: the file.
+    trust_code: run the code that the release names.
+
   Raises:
     ValueError: if the file cannot be written.
   """
-  release = load_release(path)
+  release = load_release(path, trust_code=trust_code)
   text = io.StringIO()
   writer = csv.writer(text, lineterminator="\n")
   writer.writerow(["index", *release.task.columns])

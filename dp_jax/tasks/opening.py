@@ -8,6 +8,7 @@ from dp_jax.errors import UserError
 from dp_jax.files.code import check_arguments, described, load_callable, signature_of
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import FunctionalModel
+from dp_jax.models.opening import GIVEN
 from dp_jax.tasks.bound import BoundTask
 from dp_jax.tasks.classification import Classification
 from dp_jax.tasks.multilabel import MultiLabel
@@ -25,12 +26,12 @@ _PARTS = tuple(name for name in dir(Task) if not name.startswith("_"))
 
 
 def open_task(
-  name: str, kwargs: Mapping[str, Any], info: SourceInfo, declared: Mapping[str, Any]
+  name: str | Task, kwargs: Mapping[str, Any], info: SourceInfo, declared: Mapping[str, Any]
 ) -> tuple[Task, dict[str, Any], list[str]]:
   """The task of a run, its facts, and which of SHAPES were left to the source.
 
   Args:
-    name: "auto" (by the labels of the source), a key of TASKS, or "package.module:Class".
+    name: "auto" (by the labels of the source), a key of TASKS, "package.module:Class", or a task.
     kwargs: its settings.
     info: of the training split.
     declared: SHAPES as the configuration has them; None leaves one to the source.
@@ -39,6 +40,9 @@ def open_task(
     ValueError: if there is no such task, an argument does not fit, or the source does not say what
       was left to it.
   """
+  if not isinstance(name, str):
+    check_task(type(name).__name__, name)
+    return name, {**name.facts(), CODE: {"name": GIVEN, "kwargs": {}}}, []
   if ":" in name:
     function = load_callable(name)
     names = signature_of(function).parameters

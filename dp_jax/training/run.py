@@ -5,13 +5,15 @@ import dataclasses
 import errno
 import json
 import logging
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from dp_jax.config.run_config import Config
 from dp_jax.files.atomic import write_text
+from dp_jax.models.opening import ModelObject
 from dp_jax.parallel.hosts import (
   broadcast,
   is_process_0,
@@ -28,6 +30,7 @@ from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.report.html import render_report
 from dp_jax.statement.sentences import PLAIN_STATEMENT, statement
 from dp_jax.tasks.evaluate import HeldOut
+from dp_jax.tasks.task import Task
 from dp_jax.training.agreement import agree_on_run, check_shared
 from dp_jax.training.checkpoints.budget import finish, reserve
 from dp_jax.training.checkpoints.checkpoint import Checkpoints, delete_keys
@@ -40,6 +43,7 @@ from dp_jax.training.held_out import write_predictions
 from dp_jax.training.loop import run_steps
 from dp_jax.training.release import add_evaluation, complete_release, write_parameters
 from dp_jax.training.setup.first_records import REMINDER, check_all_records
+from dp_jax.training.setup.given import Given
 from dp_jax.training.setup.open_data import is_strict
 from dp_jax.training.setup.prepare import Run, prepare
 from dp_jax.training.solving import Solving, solve_state
@@ -90,9 +94,13 @@ class Result:
 
 
 def train(
-  config: Config,
-  workdir: Path,
+  config: Config | Mapping[str, Any],
+  workdir: str | os.PathLike[str],
   *,
+  model: ModelObject | None = None,
+  task: Task | None = None,
+  source: Any = None,
+  eval_source: Any = None,
   test_key_file: Path | None = None,
   ledger_file: Path | None = None,
   ledger_budget: PrivacySpec | None = None,
@@ -101,9 +109,24 @@ def train(
 ) -> Result:
   """Trains, or goes on with a run that was stopped, or returns the result of a completed one.
 
+  ```
+  result = dp_jax.train(
+    {"privacy": {"epsilon": 3.0, "delta": 1e-5, "sampling_rate": 0.1}, "train": {"steps": 200},
+     "data": {"num_classes": 2, "value_range": (0.0, 1.0)}},
+    "runs/mine", model=my_nnx_module, source={"inputs": x, "label": y, "patient": ids},
+    eval_source={"inputs": x_test, "label": y_test, "patient": ids_test},
+  )
+  ```
+
   Args:
-    config: the configuration.
+    config: the configuration, or its sections as nested dictionaries.
     workdir: the run's folder; a new one, or that of the same run.
+    model: in the place of config.model.name and kwargs: an `nnx.Module`; (a `linen.Module`, its
+      variables); or functions (init, apply), as `dp_jax.models.opening.from_object` takes them.
+    task: in the place of config.task: a `dp_jax.tasks.task.Task`.
+    source: in the place of config.data.source: NumPy arrays by name, all with a row a record, or a
+      data set with `__len__` and `__getitem__`, which gives such dictionaries.
+    eval_source: the like for data.eval_split.
     test_key_file: a fixed secret key. The run is then not private, and says so.
     ledger_file: a ledger that runs on the same data share; None keeps one for this run alone.
     ledger_budget: what all runs of that ledger may spend together; given when it is new.
@@ -115,7 +138,11 @@ def train(
     Stopped: on SIGTERM, with a checkpoint from which the same call goes on.
   """
   start = time.monotonic()
-  run = on_all_hosts(lambda: prepare(config))
+  workdir = Path(workdir)
+  if not isinstance(config, Config):
+    config = Config.from_dict(config)
+  given = Given(model, task, source, eval_source)
+  run = on_all_hosts(lambda: prepare(config, given))
   for warning in run.warnings:
     _log.warning("warning: %s", warning)
   fixed_key = on_all_hosts(

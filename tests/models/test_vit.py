@@ -70,5 +70,5 @@ def test_it_is_built_by_name():
   spec = ModelSpec.from_json(classifier("vit", sizes, (32, 16, 3), 3, (0.0, 1.0)).to_json())
   jaxpr = traced(lambda: spec.build(0), ((1, 32, 16, 3), jnp.float32))
   assert jaxpr.out_avals[0].shape == (1, 3)
-  with pytest.raises(ValueError, match="do not fit vit"):
+  with pytest.raises(ValueError, match="has no widths"):
     classifier("vit", {"widths": 3}, (32, 16, 3), 3, (0.0, 1.0)).build(0)

@@ -13,6 +13,7 @@ from dp_jax.data.sources.source import Source
 from dp_jax.errors import UserError
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, partition, split
+from dp_jax.models.opening import GIVEN, ModelObject, from_object, load_model
 from dp_jax.models.pretrained import weights
 from dp_jax.tasks.bound import BoundTask
 from dp_jax.tasks.task import Task
@@ -21,15 +22,17 @@ from dp_jax.training.solving import Solving
 
 
 def model_spec(
-  config: Config, facts: Mapping[str, Any], source: Source, solving: Solving | None
+  config: Config, facts: Mapping[str, Any], source: Source, solving: Solving | None, given: bool
 ) -> ModelSpec:
-  """What rebuilds the model of a run, and how its inputs are read."""
+  """What rebuilds the model of a run, unless it was given, and how its inputs are read."""
+  if given:
+    return ModelSpec(GIVEN, {}, facts, reading_of(config, source))
   kwargs = config.model.kwargs if solving is None else solving.model_sizes()
   return ModelSpec(config.model.name, kwargs, facts, reading_of(config, source))
 
 
 def build_model(
-  config: Config, task: Task, spec: ModelSpec
+  config: Config, task: Task, spec: ModelSpec, given: ModelObject | None = None
 ) -> tuple[BoundTask, Arrays, Arrays, str | None]:
   """The bound task, trained and frozen arrays, and the digest of the weights they come from.
 
@@ -37,7 +40,10 @@ def build_model(
     ValueError: if the model cannot be built, or the weights are not its own.
   """
   model = config.model
-  functional, arrays = split(spec.build(config.seed))
+  if given is None:
+    functional, arrays = load_model(spec, trust_code=True, seed=config.seed)
+  else:
+    functional, arrays = from_object(given, config.seed)
   digest = None
   if model.weights is not None:
     arrays, digest = weights.initialise_from(arrays, Path(model.weights))
@@ -54,6 +60,10 @@ def in_compute_dtype(task: BoundTask, config: Config) -> BoundTask:
   dtype = config.train.compute_dtype
   if dtype == "float32":
     return task
+  if task.spec.name == GIVEN:
+    raise UserError(
+      f"train.compute_dtype={dtype!r} is for models that are built here: give one that computes so."
+    )
   model, _ = split(task.spec.build(config.seed, dtype))
   return dataclasses.replace(task, model=model)
 

@@ -31,6 +31,7 @@ from dp_jax.tasks.bound import BoundTask
 from dp_jax.tasks.opening import SHAPES, open_task
 from dp_jax.training import tensorboard
 from dp_jax.training.setup.first_records import FACT, check_first_records
+from dp_jax.training.setup.given import NOTHING, Given, code_of
 from dp_jax.training.setup.model_setup import build_model, in_compute_dtype, model_spec
 from dp_jax.training.setup.open_data import (
   check_held_out,
@@ -72,6 +73,7 @@ class Run:
     weights_digest: sha256 of the weights that the run starts from, or None.
     weights_warnings: what the statement must say of them.
     ancestry: these weights and all that are behind them, for the header of what the run writes.
+    code: what the run uses that is not built in: names and hashes.
     data_digest: of the records; not public.
     units_digest: sha256 of the public list of units, or None.
     public_facts: what is treated as public, for the statement.
@@ -98,6 +100,7 @@ class Run:
   public_facts: dict[str, Any]
   warnings: tuple[str, ...]
   ancestry: Lineage
+  code: dict[str, Any]
   solving: Solving | None = None
   public_features: PublicFeatures | None = None
 
@@ -128,6 +131,8 @@ class Run:
       "model_arrays": {name: [str(x.dtype), *x.shape] for name, x in arrays.items()},
       "trained": sorted(self.params),
     }
+    if self.code:
+      content["code"] = self.code
     # That of model.weights is in their digest.
     behind_features = self.loader.source.info.origin.get("weights_ancestry")
     if behind_features is not None:
@@ -139,8 +144,12 @@ class Run:
     return content
 
 
-def prepare(config: Config) -> Run:
+def prepare(config: Config, given: Given = NOTHING) -> Run:
   """Opens the data, builds the model and calibrates the mechanism.
+
+  Args:
+    config: of the run.
+    given: objects in the place of what it names.
 
   Raises:
     ValueError: for anything about the configuration that cannot be run or guaranteed.
@@ -161,7 +170,9 @@ def prepare(config: Config) -> Run:
       f" {eval_source.info.value_range}: declare data.value_range."
     )
   declared = {name: getattr(data, name) for name in SHAPES}
-  task, facts, assumed = open_task(config.task.name, config.task.kwargs, source.info, declared)
+  task, facts, assumed = open_task(
+    given.task or config.task.name, config.task.kwargs, source.info, declared
+  )
   loader = training_units(config, source, task.record)
   eval_loader = UnitLoader(eval_source, task.record, strict=is_strict(data))  # one record each
   check_held_out(config, source, eval_source)
@@ -174,10 +185,11 @@ def prepare(config: Config) -> Run:
     public = read_public_features(config, features, (source, eval_source))
     statistics = None if public is None else public.statistics
     solving = make_solving(config, make_spec(config), loader.num_units, features, statistics)
-  spec = model_spec(config, facts, source, solving)
+  spec = model_spec(config, facts, source, solving, given.model is not None)
   check_selection(config, task)
-  released, params, frozen, weights_digest = build_model(config, task, spec)
+  released, params, frozen, weights_digest = build_model(config, task, spec, given.model)
   bound = in_compute_dtype(released, config)
+  code = code_of(config, given, bound, params, frozen, config.max_records_per_unit)
   if solving is None:
     privacy, mechanism = make_mechanism(config, loader.num_units)
   else:
@@ -198,8 +210,9 @@ def prepare(config: Config) -> Run:
     weights_digest, weights_warnings(config, source, public), source.fingerprint(),
     units_digest(data),
     {**facts, "taken_from_the_source": assumed, "first_records": FACT,
+     **({"code": code} if code else {}),
      **data_facts(config, loader), **_of_public(public)}, warnings,
-    behind, solving, public,
+    behind, code, solving, public,
   )  # fmt: skip
   if solving is None:
     _check_units_apart(run)
