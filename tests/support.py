@@ -27,6 +27,7 @@ def small_config(**changes: Any) -> Config:
     "model": {"kwargs": {"widths": [8], "strides": [2], "groups": 2}},
     "privacy": {"epsilon": 4.0, "delta": 1e-3, "sampling_rate": 0.3},
     "train": {"steps": STEPS, "learning_rate": 0.1, "microbatch_size": 32, "ema": 0.5},
+    "task": {},
     "checkpoint": {"every": 2},
     "mesh": "data:1",  # of the eight virtual devices
   }

@@ -10,7 +10,7 @@ import numpy as np
 import optax
 
 from dp_jax.data.records import Field
-from dp_jax.evaluation.label_metrics import label_details, label_rows, label_scalars
+from dp_jax.evaluation.label_metrics import RANKS, label_details, label_rows, label_scalars
 from dp_jax.evaluation.predictions import PredictionTable
 from dp_jax.tasks.classification import Classification
 from dp_jax.tasks.labels import YesNoLabels
@@ -76,6 +76,11 @@ class MultiLabel(Classification):
   def details(self, table: PredictionTable) -> dict[str, Any]:
     """As `label_details`."""
     return label_details(table)
+
+  @property
+  def metrics(self) -> tuple[str, ...]:
+    """Names of metrics by which a checkpoint may be chosen."""
+    return ("accuracy", "loss", *RANKS)
 
   def named(self, probabilities: np.ndarray) -> str:
     """The labels that are more likely than not, with ";" between."""
