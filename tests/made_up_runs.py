@@ -44,7 +44,7 @@ _COMMON: dict[str, Any] = {
 
 @functools.cache
 def _calibrate(
-  spec: privacy.PrivacySpec, sampling: privacy.Sampling, steps: int
+  spec: privacy.PrivacySpec, sampling: privacy.Scheme, steps: int
 ) -> privacy.Mechanism:
   return privacy.calibrate(spec, sampling, steps=steps, clip_norm=1.5)
 
@@ -74,7 +74,7 @@ def make_facts(**changes: Any) -> privacy_json.ReleaseFacts:
 class RowRun:
   """A run of one row of the table, small enough that accounting it takes no time."""
 
-  sampling: privacy.Sampling
+  sampling: privacy.Scheme
   adjacency: str
   noise_multiplier: float
   steps: int

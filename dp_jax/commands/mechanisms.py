@@ -14,11 +14,11 @@ _log = logging.getLogger(__name__)
 
 
 def _define_mechanism(values: flags.FlagValues) -> None:
+  from dp_jax.privacy.sampling.schemes import names
+
   flags.DEFINE_float("delta", None, "delta", flag_values=values)
   flags.DEFINE_enum(
-    "sampling", "poisson",
-    ["poisson", "full_batch", "truncated_poisson", "fixed_size", "stream"],
-    "how units are sampled", flag_values=values,
+    "sampling", "poisson", list(names()), "how units are sampled", flag_values=values,
   )  # fmt: skip
   flags.DEFINE_float("sampling_rate", None, "of poisson and truncated_poisson", flag_values=values)
   flags.DEFINE_integer("steps", None, "number of steps", flag_values=values)
@@ -81,22 +81,12 @@ def _needed(values: flags.FlagValues, arguments: list[str], *needed: str) -> dic
   return given
 
 
-# The flags of each scheme, and the field that each one sets.
-_SCHEME_FLAGS = {
-  "poisson": {"sampling_rate": "rate"},
-  "full_batch": {},
-  "truncated_poisson": {"sampling_rate": "rate", "cap": "cap", "num_units": "num_units"},
-  "fixed_size": {"expected_batch_size": "expected_batch_size", "num_units": "num_units"},
-  "stream": {"expected_batch_size": "expected_batch_size", "num_units": "num_units"},
-}
-
-
 def _sampling(values: flags.FlagValues) -> Any:
-  from dp_jax.privacy.sampling import sampling_from_dict
+  from dp_jax.privacy.sampling.schemes import SCHEMES, sampling_from_dict, scheme_of
 
   name = str(values["sampling"].value)
-  wanted = _SCHEME_FLAGS[name]
-  everything = sorted({flag for scheme in _SCHEME_FLAGS.values() for flag in scheme})
+  wanted = scheme_of(name).SETTINGS
+  everything = sorted({flag for scheme in SCHEMES for flag in scheme.SETTINGS})
   given = {flag: values[flag].value for flag in everything if values[flag].value is not None}
   missing = [f"--{flag}" for flag in wanted if flag not in given]
   if missing:

@@ -11,6 +11,7 @@ from dp_jax.config.solver_config import SolverConfig, solver_checks
 from dp_jax.errors import UserError
 from dp_jax.gradients.clipping import MEMORY_BUDGET
 from dp_jax.models.build import MODELS
+from dp_jax.privacy.sampling.schemes import names as scheme_names
 from dp_jax.privacy.spec import AccountantName, Adjacency
 
 # K where units are people and the configuration does not say.
@@ -66,7 +67,7 @@ class PrivacyConfig:
       column of this name ("patient_id").
     adjacency: zero_out, replace_one or add_or_remove_one.
     accountant: auto, pld, rdp or analytic_gaussian.
-    sampling: poisson, full_batch, truncated_poisson, fixed_size or stream.
+    sampling: the name of a scheme of dp_jax.privacy.sampling: poisson, full_batch, fixed_size, ...
     sampling_rate, expected_batch_size: one of them for poisson; add_or_remove_one needs both, as
       neither may then be derived from the data.
     cap: the most units of a batch under truncated_poisson.
@@ -82,9 +83,7 @@ class PrivacyConfig:
   unit: str = "record"
   adjacency: Adjacency = "zero_out"
   accountant: AccountantName = "auto"
-  sampling: Literal["poisson", "full_batch", "truncated_poisson", "fixed_size", "stream"] = (
-    "poisson"
-  )
+  sampling: str = "poisson"
   sampling_rate: float | None = None
   expected_batch_size: float | None = None
   cap: int | None = None
@@ -243,7 +242,10 @@ def _check(config: Config) -> None:
       f"train.steps={train.steps} and train.epochs={train.epochs}: set exactly one of them; what a"
       " file sets is unset by --config.train.steps=none."
     )
+  schemes = scheme_names()
   checks = [
+    (config.privacy.sampling in schemes, "privacy.sampling", config.privacy.sampling,
+     f"is not one of {', '.join(schemes)}"),
     (train.steps is None or train.steps >= 1, "train.steps", train.steps, positive),
     (train.epochs is None or train.epochs > 0, "train.epochs", train.epochs, "must be positive"),
     (train.learning_rate > 0, "train.learning_rate", train.learning_rate, "must be positive"),

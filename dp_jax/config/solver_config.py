@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Literal
 
+from dp_jax.privacy.sampling import FullBatch
 from dp_jax.solvers.choice import CANDIDATES
 
 Check = tuple[bool, str, Any, str]
@@ -128,7 +129,7 @@ def _run_checks(solver: SolverConfig, config: Any) -> list[Check]:
     (privacy.enabled or None not in (privacy.epsilon, privacy.delta), "privacy.epsilon",
      privacy.epsilon, "and privacy.delta must be set for a solver without privacy too: its other"
      " settings are in units of the noise that they would need"),
-    (privacy.sampling == "full_batch", "privacy.sampling", privacy.sampling,
+    (privacy.sampling == FullBatch.name, "privacy.sampling", privacy.sampling,
      "must be full_batch: a solver's statistics are over all units"),
     (privacy.clipping == "flat", "privacy.clipping", privacy.clipping, "must be flat for a solver"),
     (model.name == "feature_head" and not model.kwargs, "model.name", model.name,

@@ -5,12 +5,12 @@ from dp_jax.privacy.accounting.tails import GAUSSIAN_Z_MAX, SamplerTailError, ta
 from dp_jax.privacy.calibration.calibrate import calibrate, calibrate_rate, calibrate_steps
 from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
-from dp_jax.privacy.samplers import Sampler
 from dp_jax.privacy.sampling import (
   FixedSize,
   FullBatch,
   Poisson,
-  Sampling,
+  Sampler,
+  Scheme,
   Stream,
   TruncatedPoisson,
   sampling_from_dict,
@@ -30,7 +30,7 @@ __all__ = [
   "PrivacySpec",
   "Sampler",
   "SamplerTailError",
-  "Sampling",
+  "Scheme",
   "Stream",
   "TruncatedPoisson",
   "calibrate",

@@ -14,7 +14,6 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy import stats
 
 from dp_jax.files import checks
-from dp_jax.privacy import table
 from dp_jax.privacy.accounting import accountants as accounting
 from dp_jax.privacy.accounting import tails
 from dp_jax.privacy.mechanism import Mechanism
@@ -49,12 +48,12 @@ def account_group(mechanism: Mechanism, group_size: int, delta: float) -> accoun
   if group_size == 1:
     return mechanism.account(delta)
   row = mechanism.row
-  count = table.releases(mechanism.sampling, mechanism.steps)
+  count = mechanism.sampling.releases(mechanism.steps)
   factor = row.sensitivity_factor * group_size
   if row.accountants[0] == "analytic_gaussian":
     event = dp_accounting.GaussianDpEvent(mechanism.noise_multiplier / factor)
     return _tight(mechanism, ((event, count),), row.accountants, delta, factor, "scaled Gaussian")
-  if mechanism.sampling.name == "poisson" and mechanism.adjacency != "replace_one":
+  if mechanism.sampling.INDEPENDENT and mechanism.adjacency != "replace_one":
     event = _mixture(mechanism, group_size)
     return _tight(mechanism, ((event, count),), ("pld",), delta, factor, "mixture of Gaussians")
   return _generic(mechanism, group_size, delta)
@@ -84,9 +83,7 @@ def _tight(
   name: str,
 ) -> accounting.Accounted:
   count = sum(each for _, each in parts)
-  rate = min(1.0, factor * mechanism.sampling.sampling_rate)
-  if mechanism.sampling.name == "stream":
-    rate = 1.0
+  rate = min(1.0, factor * mechanism.sampling.tail_rate)
   residual = tails.tail_delta(mechanism.noise_multiplier, count, factor, rate)
   if mechanism.noise_multiplier == 0:
     return mechanism.account(delta)

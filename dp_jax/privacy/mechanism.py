@@ -7,10 +7,11 @@ import dp_accounting
 
 from dp_jax.errors import UserError
 from dp_jax.files import checks
-from dp_jax.privacy import samplers, table, truncation
 from dp_jax.privacy.accounting import accountants, tails
 from dp_jax.privacy.master_key import MasterKey
-from dp_jax.privacy.sampling import Sampling, sampling_from_dict
+from dp_jax.privacy.sampling.sampler import Sampler, make_sampler
+from dp_jax.privacy.sampling.scheme import Row, Scheme
+from dp_jax.privacy.sampling.schemes import find_row, sampling_from_dict
 from dp_jax.privacy.spec import ACCOUNTANTS, ADJACENCIES, AccountantName, Adjacency
 
 
@@ -34,7 +35,7 @@ class Mechanism:
       row; the message names the nearest one that exists.
   """
 
-  sampling: Sampling
+  sampling: Scheme
   noise_multiplier: float
   steps: int
   clip_norm: float = 1.0
@@ -57,7 +58,7 @@ class Mechanism:
       object.__setattr__(self, name, value)
     checks.one_of("adjacency", self.adjacency, ADJACENCIES)
     checks.one_of("accountant", self.accountant, ACCOUNTANTS)
-    table.find_row(self.sampling, self.adjacency, self.accountant)
+    find_row(self.sampling, self.adjacency, self.accountant)
 
   @property
   def stddev(self) -> float:
@@ -65,9 +66,9 @@ class Mechanism:
     return self.noise_multiplier * self.clip_norm
 
   @property
-  def row(self) -> table.Row:
+  def row(self) -> Row:
     """The line of the table of mechanisms that this one is."""
-    return table.find_row(self.sampling, self.adjacency, self.accountant)
+    return find_row(self.sampling, self.adjacency, self.accountant)
 
   def event(self, steps: int | None = None) -> dp_accounting.DpEvent:
     """Returns what `steps` steps release, as dp-accounting composes it.
@@ -79,7 +80,7 @@ class Mechanism:
     if steps == 0:
       return dp_accounting.NoOpDpEvent()
     release = self.row.release(self.sampling, self.noise_multiplier)
-    return dp_accounting.SelfComposedDpEvent(release, table.releases(self.sampling, steps))
+    return dp_accounting.SelfComposedDpEvent(release, self.sampling.releases(steps))
 
   def parts(self, steps: int | None = None) -> accountants.Parts:
     """Returns the same as `event`, as (event of one release, count) pairs."""
@@ -87,7 +88,7 @@ class Mechanism:
     if steps == 0:
       return ()
     release = self.row.release(self.sampling, self.noise_multiplier)
-    return ((release, table.releases(self.sampling, steps)),)
+    return ((release, self.sampling.releases(steps)),)
 
   def account(
     self, delta: float, steps: int | None = None, *, sampler_tails: bool = True
@@ -107,8 +108,8 @@ class Mechanism:
       ValueError: if delta or steps is out of range.
       tails.SamplerTailError: if the noise is so small that the sampler's finite
         range shows at this delta.
-      truncation.TruncationError: if all planned steps are asked for, and batches are
-        cut at so low a cap that epsilon jumps.
+      ValueError: if all planned steps are asked for, and the scheme refuses what they cost
+        (`TruncationError`).
     """
     delta = checks.open_unit("delta", delta)
     parts = self.parts(steps)
@@ -119,7 +120,7 @@ class Mechanism:
     row = self.row
     found = accountants.account_parts(parts, row.relation, row.accountants, self.accountant, usable)
     if self._steps(steps) == self.steps:
-      truncation.refuse_cliff(self.sampling, self.noise_multiplier, self.steps, usable, found)
+      self.sampling.check_account(self.noise_multiplier, self.steps, usable, found)
     return dataclasses.replace(found, delta=delta, tail_delta=residual)
 
   def epsilon(self, delta: float, steps: int | None = None) -> float:
@@ -128,11 +129,11 @@ class Mechanism:
 
   def tail_delta(self, steps: int | None = None) -> float:
     """Returns how much of delta the finite range of the noise sampler costs."""
-    count = table.releases(self.sampling, self._steps(steps))
-    rate = 1.0 if self.sampling.name == "stream" else self.sampling.sampling_rate
-    return tails.tail_delta(self.noise_multiplier, count, self.row.sensitivity_factor, rate)
+    count = self.sampling.releases(self._steps(steps))
+    factor = self.row.sensitivity_factor
+    return tails.tail_delta(self.noise_multiplier, count, factor, self.sampling.tail_rate)
 
-  def sampler(self, key: MasterKey, num_units: int) -> samplers.Sampler:
+  def sampler(self, key: MasterKey, num_units: int) -> Sampler:
     """Returns the sampler that this mechanism was accounted with, for its planned steps.
 
     Any of steps 0 to `steps` - 1 can be drawn, as often as it is needed; a step beyond is a
@@ -145,7 +146,7 @@ class Mechanism:
     Raises:
       ValueError: if num_units is not the number that the scheme declares.
     """
-    return samplers.make_sampler(self.sampling, key, num_units, self.steps)
+    return make_sampler(self.sampling, key, num_units, self.steps)
 
   def expected_batch_size(self, num_units: int) -> float:
     """Returns the constant that a step's sum is divided by.

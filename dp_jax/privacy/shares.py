@@ -116,11 +116,12 @@ def joint(mechanisms: Sequence[Mechanism]) -> Mechanism:
   Raises:
     ValueError: if one of them is not over all units, or adjacencies differ.
   """
-  schemes = {mechanism.sampling.name for mechanism in mechanisms}
+  schemes = {type(mechanism.sampling) for mechanism in mechanisms}
   adjacencies = {mechanism.adjacency for mechanism in mechanisms}
-  if schemes != {"full_batch"} or len(adjacencies) != 1:
+  if schemes != {FullBatch} or len(adjacencies) != 1:
+    names = sorted(scheme.name for scheme in schemes)
     raise UserError(
-      f"releases by {', '.join(sorted(schemes))} under {', '.join(sorted(adjacencies))} are not"
+      f"releases by {', '.join(names)} under {', '.join(sorted(adjacencies))} are not"
       " one Gaussian release; every one has to be full_batch, under one adjacency"
     )
   first = mechanisms[0]

@@ -17,10 +17,10 @@ from scipy import optimize
 
 from dp_jax.errors import UserError
 from dp_jax.files import checks
-from dp_jax.privacy import samplers
 from dp_jax.privacy.accounting import accountants, tails
 from dp_jax.privacy.master_key import MasterKey
 from dp_jax.privacy.mechanism import Mechanism
+from dp_jax.privacy.sampling import draws
 
 _MAX_RUNS = 10**6
 
@@ -59,11 +59,11 @@ class Selection:
     Args:
       key: the master key of the whole selection.
     """
-    bits = samplers.step_generator(key, "number of runs", 0)
+    bits = draws.step_generator(key, "number of runs", 0)
     if math.isinf(self.shape):
       return int(np.random.Generator(bits).poisson(self.mean_runs))
     # One uniform from the exponential's 64 bits: exp(-E) is uniform.
-    tail = math.exp(-float(samplers.exponentials(bits, 1)[0]))
+    tail = math.exp(-float(draws.exponentials(bits, 1)[0]))
     return _inverse_survival(self.mean_runs, self.shape, tail)
 
   def to_dict(self) -> dict[str, Any]:

@@ -16,9 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dp_jax.errors import UserError
-from dp_jax.privacy import samplers, shares
+from dp_jax.privacy import shares
 from dp_jax.privacy.master_key import GENERATOR, GENERATOR_KEY_BITS, SECRET_BYTES
 from dp_jax.privacy.mechanism import Mechanism
+from dp_jax.privacy.sampling import draws
 from dp_jax.privacy.spec import PrivacySpec
 from dp_jax.statement import (
   attacker,
@@ -222,8 +223,8 @@ def record_digest(record: Mapping[str, Any]) -> str:
 
 def random_bits(mechanism: Mechanism, is_solver: bool) -> dict[str, Any]:
   """What draws: of the noise, and of the units of a step where any are drawn."""
-  drawn = not is_solver and mechanism.sampling.name in samplers.DRAWN
-  sampling = {"generator": samplers.GENERATOR, "key_bits": samplers.GENERATOR_KEY_BITS}
+  drawn = not is_solver and mechanism.sampling.DRAWS
+  sampling = {"generator": draws.GENERATOR, "key_bits": draws.GENERATOR_KEY_BITS}
   return {
     "generator": GENERATOR,
     "key_bits": GENERATOR_KEY_BITS,

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from importlib import resources
 from typing import Any
 
+from dp_jax.privacy.sampling.schemes import names
+
 _TYPES = {
   "object": lambda v: isinstance(v, dict),
   "array": lambda v: isinstance(v, list),
@@ -46,9 +48,11 @@ _HANDLED = {
 
 @functools.cache
 def load() -> dict[str, Any]:
-  """The JSON schema (draft 2020-12) of privacy.json."""
+  """The JSON schema (draft 2020-12) of privacy.json, with the schemes that there are."""
   text = resources.files("dp_jax.statement").joinpath("privacy.schema.json").read_text("utf-8")
-  return json.loads(text)
+  schema = json.loads(text)
+  schema["properties"]["sampling"] = {"enum": list(names())}
+  return schema
 
 
 def problems(record: Mapping[str, Any]) -> list[str]:

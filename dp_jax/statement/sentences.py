@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from dp_jax.errors import UserError
+from dp_jax.privacy.sampling.schemes import scheme_of
 from dp_jax.statement import formatting
 from dp_jax.statement.unit_words import records_used, unit_name
 
@@ -65,32 +65,19 @@ def statement(record: Record) -> str:
 
 def sampling_phrase(record: Record) -> str:
   """How a step chooses its units, as a clause: "a Poisson sample, ..."."""
-  rate = formatting.plain(record["sampling_rate"])
   details = record["mechanism"]["sampling"]
+  counts = {name: formatting.count(n) for name, n in details.items() if isinstance(n, int)}
+  rate = formatting.plain(record["sampling_rate"])
   size = formatting.count(record["expected_batch_size"])
-  if record["sampling"] == "full_batch":
-    return "all units"
-  if record["sampling"] == "poisson":
-    return f"a Poisson sample (each unit independently with probability {rate})"
-  if record["sampling"] == "truncated_poisson":
-    cap = formatting.count(details["cap"])
-    return f"a Poisson sample (probability {rate} for each unit) cut to at most {cap} units"
-  if record["sampling"] == "fixed_size":
-    return f"a uniform sample of {size} units without replacement"
-  if record["sampling"] == "stream":
-    return f"the next {size} units in a fixed order (no amplification by sampling)"
-  raise UserError(
-    f"sampling {record['sampling']!r} is unknown to the statement; use one of full_batch, "
-    "poisson, truncated_poisson, fixed_size, stream"
-  )
+  return scheme_of(record["sampling"]).CLAUSE.format(**{**counts, "rate": rate, "size": size})
 
 
 def sampling_words(record: Record) -> str:
   """The scheme for a list of settings: "poisson sampling at rate 0.25"."""
-  if record["sampling"] == "full_batch":
-    return "all units in each step" if record["steps"] > 1 else "all units"
-  name = record["sampling"].replace("_", " ")
-  return f"{name} sampling at rate {formatting.short(record['sampling_rate'])}"
+  words = scheme_of(record["sampling"]).WORDS
+  if record["steps"] == 1:
+    words = words.removesuffix(" in each step")
+  return words.format(rate=formatting.short(record["sampling_rate"]))
 
 
 def is_solver(record: Record) -> bool:

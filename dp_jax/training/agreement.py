@@ -20,7 +20,7 @@ from dp_jax.parallel.hosts import (
 )
 from dp_jax.parallel.mesh import describe
 from dp_jax.privacy.master_key import MasterKey
-from dp_jax.privacy.samplers import Sampler
+from dp_jax.privacy.sampling import Sampler
 from dp_jax.training.setup.prepare import Run
 
 _FIRST_STEPS = 3

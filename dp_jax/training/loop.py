@@ -15,7 +15,7 @@ from dp_jax.parallel.hosts import broadcast, gather, is_process_0
 from dp_jax.parallel.mesh import Feed, describe, own_rows, place, put_key
 from dp_jax.parallel.stopping import Stopped, StopSignal, listening
 from dp_jax.privacy.master_key import MasterKey
-from dp_jax.privacy.samplers import Sampler
+from dp_jax.privacy.sampling import Sampler
 from dp_jax.solvers.closed_form import ZeroHead
 from dp_jax.training.agreement import agree_on_draws
 from dp_jax.training.ahead import Ahead, DispatchThrottle, StepInputs, num_bytes

@@ -7,6 +7,7 @@ import numpy as np
 
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.engines.dispatch import ClipAux
+from dp_jax.privacy.sampling import FullBatch
 from dp_jax.solvers.closed_form import ClosedFormSum, ZeroHead, zero_head
 from dp_jax.training.setup.prepare import Run
 
@@ -22,7 +23,7 @@ def head_at_zero(run: Run) -> ZeroHead | None:
   config = run.config
   if run.privacy is None or config.train.engine != "auto" or jax.process_count() > 1:
     return None
-  if config.privacy.sampling != "full_batch" or config.data.augment != "none":
+  if not isinstance(run.mechanism.sampling, FullBatch) or config.data.augment != "none":
     return None
   return zero_head(
     run.task, run.params, run.frozen, run.mechanism.clip_norm, config.privacy.clipping

@@ -145,7 +145,7 @@ def show(row: dict[str, Any]) -> None:
 def main() -> None:
   """Runs everything, and writes the results."""
   from dp_jax.privacy import sampling_from_dict
-  from dp_jax.privacy.table import find_row
+  from dp_jax.privacy.sampling.schemes import find_row
 
   rows = []
   print("| setting | call | accountant | seconds | peak MiB | epsilon |")

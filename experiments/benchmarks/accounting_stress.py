@@ -30,17 +30,17 @@ from dp_jax.privacy import (
   Mechanism,
   Poisson,
   PrivacySpec,
-  Sampling,
+  Scheme,
   Stream,
   TruncatedPoisson,
   calibrate,
   calibrate_rate,
   calibrate_steps,
   group_privacy,
-  table,
   tuning,
 )
 from dp_jax.privacy.accounting import composition, profile
+from dp_jax.privacy.sampling.scheme import Row
 from dp_jax.statement import crosscheck
 
 SECONDS, BYTES = 20.0, 2 * 10**9
@@ -50,13 +50,13 @@ SLOWEST = 10
 HERE = pathlib.Path(__file__).resolve()
 
 
-def draw(random: np.random.Generator, row: table.Row) -> tuple[Mechanism, float]:
+def draw(random: np.random.Generator, row: Row) -> tuple[Mechanism, float]:
   """A mechanism of a row, and a delta; spread evenly over orders of magnitude."""
   noise, delta = 10 ** random.uniform(-2, 3), 10 ** random.uniform(-18, math.log10(0.5))
   steps, rate = round(10 ** random.uniform(0, 6)), 10 ** random.uniform(-6, 0)
   num_units = round(10 ** random.uniform(2, 7))
   size = max(1, round(rate * num_units))
-  schemes: dict[str, Sampling] = {
+  schemes: dict[str, Scheme] = {
     "full_batch": FullBatch(),
     "poisson": Poisson(rate),
     "fixed_size": FixedSize(size, num_units),
@@ -179,7 +179,7 @@ def main() -> None:
   random = np.random.default_rng(seed)
   rows: list[dict[str, Any]] = []
   for number in range(settings):
-    mechanism, delta = draw(random, table.ROWS[number % len(table.ROWS)])
+    mechanism, delta = draw(random, rows()[number % len(rows())])
     for name, call in calls(random, mechanism, delta):
       about = {"call": name, "delta": delta, "mechanism": mechanism.to_dict()}
       rows.append({"setting": number, **about, **run(call)})

@@ -11,7 +11,7 @@ import pytest
 import dp_jax
 from dp_jax.data.pipeline import _Parts
 from dp_jax.privacy import FixedSize, FullBatch, MasterKey, Mechanism, Poisson, Stream
-from dp_jax.privacy.samplers import Sampler
+from dp_jax.privacy.sampling import Sampler
 from dp_jax.training.agreement import agree_on_draws
 from dp_jax.training.ahead import Ahead, StepInputs
 

@@ -93,7 +93,7 @@ def test_steps_are_the_most_that_fit(spec, sampling, noise_multiplier):
   found = calibrate_steps(spec, sampling, noise_multiplier)
   assert found.noise_multiplier == noise_multiplier
   assert found.epsilon(spec.delta) <= spec.epsilon
-  per_pass = sampling.steps_per_epoch if isinstance(sampling, Stream) else 1
+  per_pass = sampling.steps_per_release
   more = dataclasses.replace(found, steps=found.steps + per_pass)
   assert more.epsilon(spec.delta) > spec.epsilon
 

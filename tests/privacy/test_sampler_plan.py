@@ -18,7 +18,7 @@ from dp_jax.privacy import (
   TruncatedPoisson,
   calibrate,
 )
-from dp_jax.privacy.samplers import make_sampler
+from dp_jax.privacy.sampling.sampler import make_sampler
 
 KEY = MasterKey(bytes(range(32)))
 SCHEMES = [

@@ -8,7 +8,8 @@ from scipy import stats
 
 from dp_jax.privacy import FixedSize, FullBatch, MasterKey, Mechanism, Poisson, Stream
 from dp_jax.privacy import TruncatedPoisson as Truncated
-from dp_jax.privacy.samplers import exponentials, make_sampler, poisson_indices, step_generator
+from dp_jax.privacy.sampling.draws import exponentials, poisson_indices, step_generator
+from dp_jax.privacy.sampling.sampler import make_sampler
 
 KEY = MasterKey(bytes(range(32)))
 OTHER = MasterKey(bytes(32))
@@ -203,7 +204,7 @@ def test_full_batch_and_stream():
   blocks = [stream.indices(step).tolist() for step in range(5)]
   assert blocks == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], [0, 1, 2, 3], [4, 5, 6, 7]]
   scheme = Stream(4, 10)
-  assert [scheme.epochs(steps) for steps in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
+  assert [scheme.releases(steps) for steps in (1, 3, 4, 6, 7)] == [1, 1, 2, 2, 3]
 
 
 def test_a_stream_uses_no_unit_more_often_than_it_has_epochs():
@@ -212,7 +213,7 @@ def test_a_stream_uses_no_unit_more_often_than_it_has_epochs():
   uses = np.zeros(10, dtype=int)
   for step in range(25):
     uses[stream.indices(step)] += 1
-    assert uses.max() == scheme.epochs(step + 1)
+    assert uses.max() == scheme.releases(step + 1)
 
 
 def test_another_number_of_units_than_accounted_is_refused():

@@ -10,9 +10,10 @@ import pytest
 from made_up_runs import ROW_RUNS, bound, make_facts, row_record
 
 from dp_jax import privacy
-from dp_jax.privacy import samplers
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.mechanism import Mechanism
+from dp_jax.privacy.sampling import draws
+from dp_jax.privacy.sampling.schemes import scheme_of
 from dp_jax.privacy.shares import Part, calibrate_parts, joint
 from dp_jax.report import sections
 from dp_jax.statement import attacker, model_card, privacy_json
@@ -73,7 +74,7 @@ def test_other_releases_of_a_solver_are_those_of_others():
 def test_both_generators_are_named_where_both_draw(name):
   record = row_record(name)
   drawn = record["sampling"] in ("poisson", "truncated_poisson", "fixed_size")
-  assert drawn == (record["sampling"] in samplers.DRAWN)
+  assert drawn == scheme_of(record["sampling"]).DRAWS
   for text in (record["statement_long"], record["nist_sp_800_226"]["threat_model"]):
     assert "threefry2x32 with keys of 64 bits" in text
     assert ("Philox with keys of 128 bits" in text) == drawn
@@ -82,11 +83,11 @@ def test_both_generators_are_named_where_both_draw(name):
 def test_the_statement_follows_the_code_that_draws(monkeypatch):
   """One constant is read by both: another generator stands in the statement, and draws."""
   facts = make_facts(sampling=privacy.Poisson(0.25), steps=4)
-  monkeypatch.setattr(samplers, "GENERATOR", "PCG64")
+  monkeypatch.setattr(draws, "GENERATOR", "PCG64")
   monkeypatch.setattr(privacy_json, "GENERATOR", "other")
   monkeypatch.setattr(privacy_json, "GENERATOR_KEY_BITS", 32)
   with pytest.raises(TypeError):  # which takes no key
-    samplers.step_generator(privacy.MasterKey.from_os(), "sampling", 0)
+    draws.step_generator(privacy.MasterKey.from_os(), "sampling", 0)
   record = privacy_json.privacy_record(facts)
   assert "PCG64 with keys of 128 bits" in record["statement_long"]
   assert "other with keys of 32 bits" in record["statement_long"]

@@ -8,11 +8,10 @@ import dp_accounting
 
 from dp_jax.errors import UserError
 from dp_jax.files import checks
-from dp_jax.privacy import table
 from dp_jax.privacy.accounting import accountants, tails
 from dp_jax.privacy.calibration import search
 from dp_jax.privacy.mechanism import Mechanism
-from dp_jax.privacy.sampling import Poisson, Sampling, Stream
+from dp_jax.privacy.sampling import Poisson, Scheme
 from dp_jax.privacy.spec import PrivacySpec
 
 _MAX_NOISE = 1e9
@@ -27,7 +26,7 @@ _ROUGH = 16
 
 def calibrate(
   spec: PrivacySpec,
-  sampling: Sampling,
+  sampling: Scheme,
   steps: int,
   clip_norm: float = 1.0,
   declared_batch_size: float | None = None,
@@ -68,7 +67,7 @@ def calibrate(
 
 def calibrate_steps(
   spec: PrivacySpec,
-  sampling: Sampling,
+  sampling: Scheme,
   noise_multiplier: float,
   clip_norm: float = 1.0,
   declared_batch_size: float | None = None,
@@ -90,7 +89,7 @@ def calibrate_steps(
       names what it spends.
   """
   noise_multiplier = checks.positive("noise_multiplier", noise_multiplier)
-  per_release = sampling.steps_per_epoch if isinstance(sampling, Stream) else 1
+  per_release = sampling.steps_per_release
 
   def mechanism(at: float) -> Mechanism:
     steps = max(1, round(math.exp(-at))) * per_release
@@ -233,7 +232,7 @@ def _guess_noise(spec: PrivacySpec, mechanism: Mechanism) -> float:
   """
   mu = 1 / dp_accounting.get_sigma_gaussian(spec.epsilon, spec.delta)
   row = mechanism.row
-  count = table.releases(mechanism.sampling, mechanism.steps)
+  count = mechanism.sampling.releases(mechanism.steps)
   if row.accountants[0] == "analytic_gaussian":
     return row.sensitivity_factor * math.sqrt(count) / mu
   spent = mechanism.sampling.sampling_rate * math.sqrt(count)

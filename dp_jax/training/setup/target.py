@@ -7,14 +7,8 @@ from dp_jax.errors import UserError
 from dp_jax.gradients.noise.add_noise import check_stddev
 from dp_jax.privacy.calibration.calibrate import calibrate
 from dp_jax.privacy.mechanism import Mechanism
-from dp_jax.privacy.sampling import (
-  FixedSize,
-  FullBatch,
-  Poisson,
-  Sampling,
-  Stream,
-  TruncatedPoisson,
-)
+from dp_jax.privacy.sampling.scheme import Scheme
+from dp_jax.privacy.sampling.schemes import scheme_of
 from dp_jax.privacy.spec import PrivacySpec
 
 
@@ -25,7 +19,7 @@ def make_mechanism(config: Config, num_units: int) -> tuple[PrivacySpec | None, 
     ValueError: if the target cannot be met, or the scheme lacks a parameter or has one too many.
   """
   privacy = config.privacy
-  whole = privacy.sampling == "full_batch"  # its rate is 1 under every adjacency
+  whole = not scheme_of(privacy.sampling).SETTINGS  # its rate is 1 under every adjacency
   declared = privacy.expected_batch_size is not None and (
     whole or privacy.sampling_rate is not None
   )
@@ -83,33 +77,8 @@ def make_spec(config: Config) -> PrivacySpec:
   )
 
 
-def _sampling(config: Config, num_units: int) -> Sampling:
+def _sampling(config: Config, num_units: int) -> Scheme:
   """The sampling scheme; refuses parameters that the scheme does not use."""
   privacy = config.privacy
-  name, rate, size, cap = (
-    privacy.sampling, privacy.sampling_rate, privacy.expected_batch_size, privacy.cap
-  )  # fmt: skip
-  if cap is not None and name != "truncated_poisson":
-    raise UserError(f"privacy.cap={cap} has no meaning under sampling {name!r}.")
-  if name in ("poisson", "truncated_poisson"):
-    if rate is None:
-      if size is None:
-        raise UserError(f"sampling {name!r} needs privacy.sampling_rate or expected_batch_size.")
-      rate = size / num_units
-    if name == "poisson":
-      return Poisson(rate)
-    if cap is None:
-      raise UserError("sampling 'truncated_poisson' needs privacy.cap.")
-    return TruncatedPoisson(rate, cap, num_units)
-  if rate is not None:
-    raise UserError(f"privacy.sampling_rate={rate} has no meaning under sampling {name!r}.")
-  if name == "full_batch":
-    return FullBatch()
-  if name not in ("fixed_size", "stream"):
-    raise UserError(
-      f"privacy.sampling={name!r} is not one of poisson, full_batch, truncated_poisson,"
-      " fixed_size, stream."
-    )
-  if size is None or size != int(size):
-    raise UserError(f"sampling {name!r} needs a whole privacy.expected_batch_size, got {size}.")
-  return (FixedSize if name == "fixed_size" else Stream)(int(size), num_units)
+  given = {name: getattr(privacy, name) for name in ("sampling_rate", "expected_batch_size", "cap")}
+  return scheme_of(privacy.sampling).from_settings(given, num_units)
