@@ -88,6 +88,9 @@ ROW_RUNS = {
   "truncated_poisson": RowRun(privacy.TruncatedPoisson(0.25, 600, NUM_UNITS), "zero_out", 8.0, 3),
   "fixed_size": RowRun(privacy.FixedSize(60, NUM_UNITS), "replace_one", 6.0, 3),
   "stream": RowRun(privacy.Stream(100, NUM_UNITS), "zero_out", 4.0, 30),
+  "stream replaced": RowRun(privacy.Stream(100, NUM_UNITS), "replace_one", 9.0, 30),
+  "full_batch replaced": RowRun(privacy.FullBatch(), "replace_one", 16.0, 3),
+  "full_batch unbounded": RowRun(privacy.FullBatch(), "add_or_remove_one", 8.0, 3),
 }
 
 

@@ -159,11 +159,7 @@ def privacy_record(facts: ReleaseFacts) -> dict[str, Any]:
     "evaluation": None,
     "pretrained_weights": facts.pretrained_weights,
     "hyperparameter_selection": facts.hyperparameter_selection,
-    "not_covered": [
-      *NOT_COVERED,
-      *([NOT_COVERED_WEIGHTS] if facts.pretrained_weights else []),
-      *([NOT_COVERED_FEATURES] if "public_features" in facts.public_facts else []),
-    ],
+    "not_covered": not_covered(facts),
     "releases": [dict(entry) for entry in facts.ledger_entries],
     "ledger": ledger_check.ledger_section(
       mechanism, parts, facts.ledger_entries, accounted.epsilon, delta
@@ -184,6 +180,13 @@ def privacy_record(facts: ReleaseFacts) -> dict[str, Any]:
   record["nist_sp_800_226"] = evaluation_points.evaluation_points(record)
   record["digest"] = record_digest(record)
   return record
+
+
+def not_covered(facts: ReleaseFacts) -> list[str]:
+  """What the guarantee says nothing of."""
+  weights = [NOT_COVERED_WEIGHTS] if facts.pretrained_weights is not None else []
+  features = [NOT_COVERED_FEATURES] if "public_features" in facts.public_facts else []
+  return [*NOT_COVERED, *weights, *features]
 
 
 def bound(
@@ -271,6 +274,8 @@ def _check(facts: ReleaseFacts) -> None:
     )
   if facts.declared not in ("public", "private"):
     raise UserError(f"declared is {facts.declared!r}; it must be 'public' or 'private'")
+  if "records_left_out" in facts.public_facts and facts.declared != "public":
+    raise UserError("records_left_out depends on the data, which are declared private")
   secret = mechanism.adjacency == "add_or_remove_one"
   if facts.num_units is None and not secret:
     raise UserError(f"num_units is None, but it is public under adjacency {mechanism.adjacency}")

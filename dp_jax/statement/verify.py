@@ -8,14 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dp_jax.privacy.mechanism import Mechanism
 from dp_jax.statement import (
-  consistency,
   formatting,
   manifest,
   model_card,
   privacy_json,
-  recompute,
+  rebuild,
   schema,
   sentences,
   weights_header,
@@ -82,10 +80,10 @@ def verify_release(release: str | os.PathLike[str]) -> Verification:
   """Checks a release folder; needs neither the data nor the code that trained.
 
   Checks the files (parameters, privacy.json, model card and manifest; each against its hash, no
-  links, nothing that the guarantee does not cover), the schema, every number that stands in two
-  places, the ledger's chain, the parameters' count and the model card, and then recomputes: epsilon
-  with the same accountant (within 1e-6), the two other accountants on either side of it, what the
-  sampler's tails cost, what the ledger holds together, and the bounds on an attacker.
+  links, nothing that the guarantee does not cover), the schema, the ledger's chain, the parameters'
+  header and the model card, and then writes the record anew from its primary facts: epsilon with
+  the same accountant (within 1e-6), the two other accountants on either side of it, what the
+  sampler's tails cost, and the bounds on an attacker.
 
   Args:
     release: the folder.
@@ -105,13 +103,13 @@ def verify_release(release: str | os.PathLike[str]) -> Verification:
   found = schema.problems(record)
   if found:
     return Verification(problems + found)
-  problems += consistency.problems(record)
+  problems += rebuild.contradictions(record)
   problems += weights_header.problems(folder / PARAMETERS_NAME, record)
   if not problems:
     problems += _card_problems(folder / CARD_NAME, record)
   if not problems:
     # The costly part, and the only one that runs a mechanism of the file's choosing.
-    problems += recompute.problems(Mechanism.from_dict(record["mechanism"]), record)
+    problems += rebuild.differences(record)
   return Verification(problems, record)
 
 
