@@ -95,8 +95,8 @@ def held_out_loader(release: Release, config: Config, *, labelled: bool = True) 
   config = as_trained(spec, config)
   data = config.data
   source = open_split(
-    config, data.eval_split, input_shape=spec.input_shape, class_names=spec.class_names or None,
-    labelled=labelled,
+    config, data.eval_split, input_shape=spec.input_shape, value_range=spec.value_range,
+    class_names=spec.class_names or None, labelled=labelled,
   )  # fmt: skip
   check_source(spec, data, source.info)
   named = source.info.class_names

@@ -6,9 +6,11 @@ and Kaynak 1998): 32x32 bitmaps, counted in 4x4 blocks, so that a pixel is an in
 
 from __future__ import annotations
 
-import numpy as np
-from sklearn import datasets
+from dataclasses import dataclass
 
+import numpy as np
+
+from dp_jax.data.sources.options import Context, SourceOptions
 from dp_jax.data.sources.source import ArraySource, SourceInfo
 from dp_jax.errors import UserError
 
@@ -16,6 +18,15 @@ IMAGE_SHAPE = (8, 8, 1)
 VALUE_RANGE = (0.0, 16.0)
 CLASS_NAMES = tuple(str(digit) for digit in range(10))
 TRAIN_FRACTION = 0.8
+
+
+@dataclass(frozen=True)
+class DigitsOptions(SourceOptions):
+  """The scans have no keys of their own: data.seed picks the split."""
+
+  def open(self, split: str, context: Context) -> ArraySource:
+    """Opens "train" or "test"."""
+    return open_digits(split, seed=context.seed)
 
 
 def open_digits(split: str, *, seed: int = 0) -> ArraySource:
@@ -37,6 +48,8 @@ def open_digits(split: str, *, seed: int = 0) -> ArraySource:
   """
   if split not in ("train", "test"):
     raise UserError(f"digits has the splits train and test, not {split!r}")
+  from sklearn import datasets  # which takes a second
+
   scans = datasets.load_digits()
   permutation = np.random.Generator(np.random.PCG64(seed)).permutation(len(scans.target))
   num_train = int(TRAIN_FRACTION * len(permutation))

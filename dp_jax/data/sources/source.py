@@ -17,6 +17,9 @@ import numpy as np
 
 from dp_jax.errors import UserError
 
+# Of a longer text in a column a hash is kept: an array of strings is as wide as the longest of
+# them, so that one record could take all memory.
+LONGEST = 1024
 Record = Mapping[str, Any]
 ResizePolicy = Literal["centre_crop", "stretch", "none"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -143,6 +146,13 @@ def no_column(info: SourceInfo, name: str, columns: Iterable[str] = ()) -> DataE
   """The error of a source that has no column of this name."""
   there = ", ".join(sorted(columns)) or "none"
   return DataError(f"{info.name} has no column {name!r}", f"its columns: {there}")
+
+
+def shortened(cell: str) -> str:
+  """A text of a column, or a hash in its place."""
+  if len(cell) <= LONGEST:
+    return cell
+  return f"sha256 {hashlib.sha256(cell.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def file_of(source: Source, index: int) -> str:

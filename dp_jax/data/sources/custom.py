@@ -1,0 +1,241 @@
+"""Sources of other people: a function that a configuration names, or an object from a program.
+
+A source must be a function of the index alone: the same record whenever it is read, and none whose
+place or content depends on other records. It is read twice before a run starts; the rest is up to
+who writes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import numbers
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dp_jax.data.sources.images import FAULTS_OF_THE_MACHINE
+from dp_jax.data.sources.options import Context, SourceOptions
+from dp_jax.data.sources.source import (
+  Record,
+  RecordError,
+  Source,
+  SourceInfo,
+  no_column,
+  shortened,
+)
+from dp_jax.errors import UserError
+from dp_jax.files.code import check_arguments, described, load_callable
+
+_GIVEN = ("split", "path", "seed")
+
+
+@dataclass(frozen=True)
+class CustomOptions(SourceOptions):
+  """Keys of a source that data.source names as "package.module:function".
+
+  It is called as `function(split=..., path=..., seed=..., **kwargs)`, with data.path and data.seed,
+  and gives a `Source`, or what `as_source` makes one of. A class will do too.
+
+  Attributes:
+    kwargs: what else it is called with: JSON values.
+  """
+
+  kwargs: dict[str, Any] = field(default_factory=dict)
+
+  def __post_init__(self) -> None:
+    """Refuses what it is called with anyway."""
+    both = {*self.kwargs} & {*_GIVEN}
+    if both:
+      raise UserError(f"data.kwargs has {min(both)!r}, which data.source gets from its own key.")
+
+  def open(self, split: str, context: Context) -> Source:
+    """Imports the function and calls it.
+
+    Raises:
+      UserError: if it cannot be imported or called so, or what it gives is no source.
+    """
+    function = load_callable(context.source)
+    given = {"split": split, "path": context.path, "seed": context.seed, **self.kwargs}
+    check_arguments(context.source, function, given)
+    return as_source(function(**given), f"{context.source}/{split}", context)
+
+  def code(self, source: str) -> dict[str, Any]:
+    """The name, the kwargs and the hash of the module's file."""
+    return described(source, self.kwargs)
+
+
+def as_source(found: Any, name: str, context: Context) -> Source:
+  """Makes a source of an object that gives records by index.
+
+  Args:
+    found: a `Source`; or anything with `__len__` and `__getitem__`, such as a list or a data set of
+      grain or Hugging Face, of dictionaries {"inputs": numbers, "label": an integer}. What else is
+      in them, one number or string each, are columns for units and groups. If it has an `info` that
+      is a SourceInfo, that is used.
+    name: for messages.
+    context: declares the range of the inputs where there is no `info`, and whether labels are
+      needed.
+
+  Returns:
+    The object itself if nothing of a Source is missing; else `Records` of it.
+
+  Raises:
+    UserError: if it is neither, naming what is missing.
+  """
+  kind = type(found)
+  missing = [each for each in ("__len__", "__getitem__") if not hasattr(kind, each)]
+  if missing or isinstance(found, Mapping | str | bytes):
+    what = f"without {' and '.join(missing)}" if missing else "which is not indexed by number"
+    raise UserError(
+      f"{name} is a {kind.__name__} {what}: a source has __len__, and __getitem__(index) that gives"
+      ' {"inputs": ..., "label": ...}.'
+    )
+  if not len(found):
+    raise UserError(f"{name} has no records.")
+  info = getattr(found, "info", None)
+  if not isinstance(info, SourceInfo):
+    return Records(found, _info(name, len(found), context), context.labelled)
+  if info.num_records != len(found):
+    raise UserError(f"{name} has {len(found)} records, and its info says {info.num_records}.")
+  methods = (getattr(found, each, None) for each in ("gather", "column", "fingerprint"))
+  return found if all(map(callable, methods)) else Records(found, info, context.labelled)
+
+
+def _info(name: str, count: int, context: Context) -> SourceInfo:
+  low_high = context.value_range
+  if low_high is None or len(low_high) != 2:
+    raise UserError(
+      f"{name} does not say its value_range: declare data.value_range as (low, high)."
+    )
+  ends = (low_high[0], low_high[1])
+  return SourceInfo(name, count, None, None, ends, input_dtype="float32", read_on_demand=True)
+
+
+class Records:
+  """The records of an object that has only `__len__` and `__getitem__`, one at a time.
+
+  Whatever is wrong with one record is a RecordError that does not say what it holds. Only one
+  thread at a time reads, as the object may not expect more.
+  """
+
+  def __init__(self, records: Any, info: SourceInfo, labelled: bool = True):
+    """Keeps the object; nothing is read yet. Without `labelled`, a label may be missing."""
+    self._records, self._info, self._labelled = records, info, labelled
+    self._lock = threading.Lock()
+
+  @property
+  def info(self) -> SourceInfo:
+    """What is known without reading records."""
+    return self._info
+
+  def __len__(self) -> int:
+    """The number of records."""
+    return self._info.num_records
+
+  def __getitem__(self, index: int) -> Record:
+    """One record: "inputs" in the dtype of `info`, and "label".
+
+    Raises:
+      RecordError: if it cannot be read, or has no such numbers.
+    """
+    record = self._read(index) if self._labelled else {"label": 0, **self._read(index)}
+    if "inputs" not in record or "label" not in record:
+      raise RecordError("has no inputs, or no label")
+    try:
+      inputs, label = np.asarray(record["inputs"]), np.asarray(record["label"])
+    except Exception:  # lists of unequal lengths, for example
+      raise RecordError("holds no array of numbers, or no label") from None
+    if inputs.dtype.kind not in "biuf":
+      raise RecordError("holds no array of numbers")
+    with np.errstate(over="ignore", invalid="ignore"):  # what does not fit becomes infinite
+      inputs = inputs.astype(self._info.dtype)
+    return {"inputs": inputs, "label": label.astype(np.int64) if label.dtype == bool else label}
+
+  def gather(self, indices: np.ndarray) -> Iterator[Record | RecordError]:
+    """The records at `indices` (int64[n]), with the error in place of an unreadable one."""
+    for index in map(int, indices):
+      try:
+        yield self[index]
+      except RecordError as error:
+        yield error
+
+  def column(self, name: str) -> np.ndarray:
+    """What every record has under a name, as strings; "" where it has no number or string.
+
+    Each is a function of its own value alone: a whole number has no point, whatever others are.
+    """
+    _, columns = self._everything
+    if name not in columns:
+      raise no_column(self._info, name, columns)
+    return np.array(columns[name], np.str_)
+
+  def fingerprint(self) -> str:
+    """SHA-256 over all that every record holds; the first call for it or a column reads all."""
+    return self._everything[0]
+
+  @functools.cached_property
+  def _everything(self) -> tuple[str, dict[str, list[str]]]:
+    """The hash, and the columns by name."""
+    digest, columns = hashlib.sha256(), dict[str, list[str]]()
+    for index in range(len(self)):
+      try:
+        record = self._read(index)
+      except RecordError:
+        digest.update(b"unreadable")
+        continue
+      for key in sorted(map(str, record)):
+        value = record.get(key)
+        digest.update(f"{key}\0{_content(value)}\0".encode(errors="surrogatepass"))
+        text = None if key in ("inputs", "label") else _cell(value)
+        if text is not None:
+          columns.setdefault(key, [""] * len(self))[index] = shortened(text)
+    return digest.hexdigest(), columns
+
+  def _read(self, index: int) -> Mapping[str, Any]:
+    try:
+      with self._lock:
+        record = self._records[index]
+    except (RecordError, MemoryError):
+      raise
+    except OSError as error:
+      if error.errno in FAULTS_OF_THE_MACHINE:  # without the name of a file
+        raise OSError(error.errno, f"records cannot be read: {error.strerror}") from None
+      raise RecordError(f"cannot be read: {type(error).__name__}") from None
+    except Exception as error:  # whatever it is depends on this record
+      raise RecordError(f"cannot be read: {type(error).__name__}") from None
+    if not isinstance(record, Mapping):
+      raise RecordError(f"is a {type(record).__name__}, and no dictionary with inputs and label")
+    return record
+
+
+def _cell(value: Any) -> str | None:
+  """A number or string as text, a function of it alone; None for anything else."""
+  if isinstance(value, np.ndarray | np.generic) and value.ndim == 0:
+    value = value.item()
+  if value is None or (isinstance(value, float) and math.isnan(value)):
+    return ""
+  if isinstance(value, bytes):
+    return value.decode(errors="backslashreplace")
+  if isinstance(value, numbers.Integral):  # True is 1
+    return str(int(value))
+  if isinstance(value, numbers.Real):
+    number = float(value)
+    return str(int(number)) if number.is_integer() else repr(number)
+  return value if isinstance(value, str) else None
+
+
+def _content(value: Any) -> str:
+  """All of a value, for a hash: of arrays type, shape and bytes."""
+  if isinstance(value, dict):
+    return repr([(str(key), _content(item)) for key, item in value.items()])
+  if value is None or isinstance(value, str | bytes | list | tuple | numbers.Number):
+    return repr(value)
+  array = np.asarray(value)
+  if array.dtype.kind not in "biufcSU":
+    return type(value).__name__
+  return f"{array.dtype.str}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()}"
