@@ -9,6 +9,8 @@ import pytest
 from PIL import Image
 
 from dp_jax.data import RecordError, RecordSpec, UnitLoader, open_source
+from dp_jax.data.sources.custom import as_source
+from dp_jax.data.sources.options import Context
 from dp_jax.data.sources.source import telling
 
 COUNT = 7
@@ -161,3 +163,13 @@ def test_what_is_no_data_set_is_refused(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "datasets", None)
   with pytest.raises(ValueError, match=r"pip install 'dp_jax\[hf\]'"):
     _open(path)
+
+
+def test_a_data_set_in_memory_is_a_source_by_its_records():
+  columns, _ = _columns()
+  rows = datasets.Dataset.from_dict({
+    "inputs": VECTORS.tolist(), "label": columns["finding"], "patient": columns["patient"],
+  })  # fmt: skip
+  source = as_source(rows, "mine", Context(value_range=(-1.0, 1.0)))
+  np.testing.assert_array_equal([each["inputs"] for each in source.gather([0, 6])], VECTORS[[0, 6]])
+  assert source.column("patient").tolist() == columns["patient"]

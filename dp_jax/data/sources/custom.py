@@ -1,8 +1,8 @@
 """Sources of other people: a function that a configuration names, or an object from a program.
 
 A source must be a function of the index alone: the same record whenever it is read, and none whose
-place or content depends on other records. It is read twice before a run starts; the rest is up to
-who writes it.
+place or content depends on other records. Its first records are read twice before a run starts; the
+rest is up to who writes it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ from dp_jax.errors import UserError
 from dp_jax.files.code import check_arguments, described, load_callable
 
 _GIVEN = ("split", "path", "seed")
+# How many records are read twice.
+_TWICE = 8
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,9 @@ def as_source(found: Any, name: str, context: Context) -> Source:
     The object itself if nothing of a Source is missing; else `Records` of it.
 
   Raises:
-    UserError: if it is neither, naming what is missing.
+    UserError: if it is neither, naming what is missing; or if its first records are not the same
+      when they are read again: a step that is repeated after a crash would add old noise to new
+      gradients.
   """
   kind = type(found)
   missing = [each for each in ("__len__", "__getitem__") if not hasattr(kind, each)]
@@ -97,13 +101,20 @@ def as_source(found: Any, name: str, context: Context) -> Source:
     )
   if not len(found):
     raise UserError(f"{name} has no records.")
-  info = getattr(found, "info", None)
-  if not isinstance(info, SourceInfo):
-    return Records(found, _info(name, len(found), context), context.labelled)
-  if info.num_records != len(found):
-    raise UserError(f"{name} has {len(found)} records, and its info says {info.num_records}.")
+  source, info = found, getattr(found, "info", None)
   methods = (getattr(found, each, None) for each in ("gather", "column", "fingerprint"))
-  return found if all(map(callable, methods)) else Records(found, info, context.labelled)
+  if not isinstance(info, SourceInfo):
+    source = Records(found, _info(name, len(found), context), context.labelled)
+  elif info.num_records != len(found):
+    raise UserError(f"{name} has {len(found)} records, and its info says {info.num_records}.")
+  elif not all(map(callable, methods)):
+    source = Records(found, info, context.labelled)
+  if _first(source) != _first(source):
+    raise UserError(
+      f"the first records of {name} are not the same when they are read again: a source must give"
+      " the same record for an index always. Vary records by data.augment."
+    )
+  return source
 
 
 def _info(name: str, count: int, context: Context) -> SourceInfo:
@@ -114,6 +125,12 @@ def _info(name: str, count: int, context: Context) -> SourceInfo:
     )
   ends = (low_high[0], low_high[1])
   return SourceInfo(name, count, None, None, ends, input_dtype="float32", read_on_demand=True)
+
+
+def _first(source: Source) -> list[str]:
+  """The first few records, for comparing."""
+  found = source.gather(np.arange(min(_TWICE, len(source))))
+  return [_content(each) for each in (found.values() if isinstance(found, dict) else found)]
 
 
 class Records:
@@ -231,11 +248,15 @@ def _cell(value: Any) -> str | None:
 
 def _content(value: Any) -> str:
   """All of a value, for a hash: of arrays type, shape and bytes."""
-  if isinstance(value, dict):
+  if isinstance(value, Mapping):
     return repr([(str(key), _content(item)) for key, item in value.items()])
-  if value is None or isinstance(value, str | bytes | list | tuple | numbers.Number):
+  if value is None or isinstance(value, str | bytes | numbers.Number):
     return repr(value)
-  array = np.asarray(value)
+  try:
+    array = np.asarray(value)
+  except Exception:  # lists of unequal lengths, for example
+    array = np.asarray(None)
   if array.dtype.kind not in "biufcSU":
-    return type(value).__name__
+    several = isinstance(value, list | tuple)
+    return repr([_content(each) for each in value]) if several else type(value).__name__
   return f"{array.dtype.str}{array.shape}{hashlib.sha256(array.tobytes()).hexdigest()}"

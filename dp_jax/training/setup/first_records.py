@@ -21,8 +21,6 @@ from dp_jax.errors import UserError
 from dp_jax.parallel.hosts import is_process_0
 from dp_jax.training.progress import Progress
 
-# How many records of a split are read twice.
-_TWICE = 8
 # How many records of a split are looked at, of those that a unit uses and that have a label.
 COUNT = 64
 FACT = (
@@ -41,7 +39,7 @@ _read_in_full: set[tuple[str, str, str, RecordSpec, str]] = set()
 
 
 def check_first_records(loader: UnitLoader, split: str, *, private: bool) -> None:
-  """Refuses a split of which nothing can be used, or that changes, as far as first records tell.
+  """Refuses a split of which nothing can be used, as far as its first records tell.
 
   A record cannot be used if it is malformed, has no known label, or holds a number that is not
   finite, which would take its unit's gradient away.
@@ -52,12 +50,10 @@ def check_first_records(loader: UnitLoader, split: str, *, private: bool) -> Non
     private: whether nothing but the fact may be told.
 
   Raises:
-    ValueError: if none of the first records can be used, or the first few are not the same when
-      they are read again; on private data always the same words.
+    ValueError: if none of the first records can be used; on private data always the same words.
     OSError: if reading fails for a reason that lies outside the records.
   """
   try:
-    _check_read_alike(loader, split)
     found = _first_problem(loader)
   except OSError as error:
     raise _without_file(error) if private else error from None
@@ -76,18 +72,6 @@ def check_first_records(loader: UnitLoader, split: str, *, private: bool) -> Non
     f"none of the first {COUNT} records of {split} can be used, so nothing could be learnt or"
     f" measured; no budget is spent. {told}"
   )
-
-
-def _check_read_alike(loader: UnitLoader, split: str) -> None:
-  """Refuses records that change: steps that a resume repeats would add old noise to new ones."""
-  indices = _used(loader)[:_TWICE]
-  once, again = (read_records(loader.source, indices, loader.spec)[:-1] for _ in range(2))
-  if any(a.tobytes() != b.tobytes() for a, b in zip(once, again, strict=True)):
-    raise UserError(
-      f"the first {_TWICE} records of {split} are not the same when they are read again, so that a"
-      " run could not go on after a crash: a source must give the same record for an index always."
-      " Vary records by data.augment."
-    )
 
 
 def check_all_records(
