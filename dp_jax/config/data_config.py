@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from dp_jax.config.sections import LEFT_OUT, from_mapping, plain, refuse_unknown
@@ -16,16 +15,12 @@ Declared = Literal["private", "public"]
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
-  """Where the records come from, and what about them is public.
-
-  Files and flags have the keys of the chosen source beside these, in the same section:
-  data.features is `options.features` here, of a source that has features.
+class CommonData:
+  """The keys that all sources share: where the records come from, and what of them is public.
 
   Attributes:
     source: digits, rendered_digits, npz, npy, folder, csv, hf, tfds:NAME, or for a source of other
       people package.module:function.
-    options: the keys that are this source's own, as its class documents them.
     path: the file or folder of the source, where it has one.
     train_split, eval_split: names of the splits.
     declared: "private" (nothing un-noised leaves private/) or "public" (a benchmark). Left out, it
@@ -81,19 +76,26 @@ class DataConfig:
   min_crop_area: float = 0.08
   workers: int | None = None
   prefetch: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(CommonData):
+  """The data section: common keys, and those of its source.
+
+  Files and flags have both in the one section: data.features is `options.features` here.
+
+  Attributes:
+    options: the keys that are the source's own, as its class documents them.
+  """
+
   options: SourceOptions = dataclasses.field(default_factory=SourceOptions)
 
   @classmethod
   @functools.cache
   def keys(cls) -> type:
-    """A dataclass with all keys of the section: these, and those of every source."""
-    fields = {
-      name: (name, hint, _again(each))
-      for kind in (cls, *SOURCES.values())
-      for name, hint, each in _fields(kind)
-      if name != "options"
-    }
-    return dataclasses.make_dataclass("DataKeys", fields.values(), frozen=True)
+    """A dataclass with all keys of the section: the common ones, and those of every source."""
+    bases: tuple[type, ...] = (CommonData, *SOURCES.values())
+    return dataclasses.make_dataclass("DataKeys", (), bases=bases, frozen=True)
 
   @classmethod
   def from_section(cls, values: Mapping[str, Any], where: str) -> "DataConfig":
@@ -107,7 +109,7 @@ class DataConfig:
     if not isinstance(source, str) or not source:
       raise UserError(f"data.source={source!r} must name a source.")
     kind = options_of(source)
-    own, common = ({name for name, *_ in _fields(each)} for each in (kind, cls))
+    own, common = _names(kind), _names(CommonData)
     options = from_mapping(kind, {key: values[key] for key in values if key in own}, where)
     section = from_mapping(cls, {key: values[key] for key in values if key in common}, where)
     return dataclasses.replace(section, options=options)
@@ -121,10 +123,9 @@ class DataConfig:
       UserError: names the key and the sources that have it.
     """
     defaults = self.keys()()
-    for key in sorted(given):
-      owned = hasattr(self, key) or hasattr(self.options, key)
-      if not owned and plain(given[key]) != plain(getattr(defaults, key)):
-        owners = [name for name, each in SOURCES.items() if hasattr(each(), key)]
+    for key in sorted({*given} - _names(self) - _names(self.options)):
+      if plain(given[key]) != plain(getattr(defaults, key)):
+        owners = [name for name, each in SOURCES.items() if key in _names(each)]
         raise UserError(f"data.{key}={given[key]!r} is for the source {' or '.join(owners)}.")
 
   def to_dict(self) -> dict[str, Any]:
@@ -133,17 +134,8 @@ class DataConfig:
     return plain(content | content.pop("options"))
 
 
-def _fields(kind: type) -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
-  """Name, type and field of each key of a dataclass."""
-  hints = typing.get_type_hints(kind)
-  for each in dataclasses.fields(kind):
-    yield each.name, hints[each.name], each
-
-
-def _again(key: dataclasses.Field[Any]) -> Any:
-  """A field like this one, for another dataclass."""
-  names = ("default", "default_factory", "metadata")
-  return dataclasses.field(**{name: getattr(key, name) for name in names})
+def _names(section: Any) -> set[str]:
+  return {each.name for each in dataclasses.fields(section)}
 
 
 def data_checks(data: DataConfig, unit: str, limit: int) -> list[tuple[bool, str, Any, str]]:

@@ -37,6 +37,7 @@ class CsvOptions(ImageOptions):
       picks them.
   """
 
+  HOLDS = "table"
   label_columns: tuple[str, ...] | None = None
   class_names: tuple[str, ...] | None = None
   features: tuple[str, ...] | None = None

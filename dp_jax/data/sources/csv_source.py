@@ -291,14 +291,12 @@ def _held_out(units: np.ndarray, fraction: float, context: Context) -> np.ndarra
 
 def _as_first_written(options: CsvOptions, context: Context) -> str:
   """How rows are read, in a form that does not change with this code: else fingerprints would."""
-  several = {
-    name: getattr(options, name) or ()
-    for name in ("label_columns", "class_names", "features", "feature_ranges")
-  }
+  several = ("label_columns", "class_names", "features", "feature_ranges")
   others = ("feature_defaults", "missing_indicators", "image_column", "image_root", "uncertain",
             "blank", "split_column", "eval_fraction")  # fmt: skip
   values = {
-    **several, **{name: getattr(options, name) for name in others},
+    **{name: getattr(options, name) or () for name in several},
+    **{name: getattr(options, name) for name in others},
     "eval_split": context.eval_split, "unit_column": context.unit, "seed": context.seed,
     "labelled": context.labelled, "missing_values": context.missing_values,
   }  # fmt: skip

@@ -35,6 +35,7 @@ class FolderOptions(ImageOptions):
       split, sorted, which add_or_remove_one refuses.
   """
 
+  HOLDS = "images"
   class_names: tuple[str, ...] | None = None
 
   def open(self, split: str, context: Context) -> FolderSource:

@@ -27,6 +27,7 @@ class HfOptions(ImageOptions):
     image_column: in place of features, the column of images; left out, the only one.
   """
 
+  HOLDS = "data set"
   label_columns: tuple[str, ...] | None = None
   features: tuple[str, ...] | None = None
   image_column: str | None = None

@@ -184,13 +184,8 @@ class ImageOptions(SourceOptions):
 
   def decoding(self) -> dict[str, Any]:
     """How, where they are."""
-    if not self.decodes:
-      return {}
-    return {
-      "resize": self.resize,
-      "crop_fraction": self.crop_fraction,
-      "interpolation": self.interpolation,
-    }
+    names = ("resize", "crop_fraction", "interpolation")
+    return {name: getattr(self, name) for name in names} if self.decodes else {}
 
   def decoder(self, shape: tuple[int, ...] | None) -> ImageDecoder:
     """The decoder to data.input_shape, which must be declared."""

@@ -43,6 +43,8 @@ _HASHED_ROWS = 1024
 class NpyOptions(SourceOptions):
   """Shards have no keys of their own."""
 
+  HOLDS = "arrays"
+
   def open(self, split: str, context: Context) -> NpyShards:
     """Opens a split of data.path."""
     return NpyShards(context.required_path("a folder of .npy shards"), split)

@@ -22,6 +22,8 @@ _LABEL_KEYS = ("SPLIT_label", "SPLIT_labels", "y_SPLIT")
 class NpzOptions(SourceOptions):
   """Arrays in a file have no keys of their own."""
 
+  HOLDS = "arrays"
+
   def open(self, split: str, context: Context) -> ArraySource:
     """Opens a split of data.path, as `open_npz` says."""
     return open_npz(context.required_path("a file or folder"), split)

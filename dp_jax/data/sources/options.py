@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from dp_jax.data.sources.source import Source
 from dp_jax.errors import UserError
@@ -58,7 +58,9 @@ class SourceOptions:
   """
 
   # Whether data.num_records is how many to make, and no cut of those that there are.
-  MAKES_RECORDS: ClassVar[bool] = False
+  MAKES_RECORDS = False
+  # Of a format of a user's own files, what these hold; of a data set, nothing.
+  HOLDS = ""
 
   def open(self, split: str, context: Context) -> Source:
     """Opens a split.

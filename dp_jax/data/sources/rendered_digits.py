@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from scipy import special
@@ -83,7 +82,7 @@ DEFAULT_STYLE = Style()
 class RenderedDigitsOptions(SourceOptions):
   """Drawings have no keys of their own: data.seed and data.num_records say which to make."""
 
-  MAKES_RECORDS: ClassVar[bool] = True
+  MAKES_RECORDS = True
 
   def open(self, split: str, context: Context) -> ArraySource:
     """Renders "train" or "test", 20,000 drawings unless data.num_records says how many."""
