@@ -106,7 +106,14 @@ class SourceInfo:
 
 
 class Source(Protocol):
-  """Labelled images by index."""
+  """Labelled records by index: what a source of dp_jax, or of other people, must be.
+
+  A record is a function of its index, the same whenever it is read, and by any thread: `gather` is
+  called by several at once. Which records there are, and in which order, must not depend on what
+  other records hold. A record that cannot be read is a RecordError whose text says nothing of it;
+  another exception stops the run, and so tells of the record. `dp_jax.data.sources.custom` makes a
+  source of what has only `__len__` and `__getitem__`.
+  """
 
   @property
   def info(self) -> SourceInfo:
