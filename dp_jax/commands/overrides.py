@@ -11,7 +11,7 @@ import typing
 from collections.abc import Sequence
 from typing import Any
 
-from dp_jax.config.sections import LEFT_OUT
+from dp_jax.config.sections import LEFT_OUT, keys_of
 from dp_jax.errors import UserError
 
 UNSET = "unset_key"
@@ -115,6 +115,7 @@ def _hint(kind: Any, key: str) -> _Key | None:
     kind = typing.get_type_hints(kind).get(section)
     if not dataclasses.is_dataclass(kind):
       return None
+  kind = keys_of(kind)
   hint = typing.get_type_hints(kind).get(name)
   if hint is None or dataclasses.is_dataclass(hint):
     return None

@@ -1,40 +1,32 @@
 """The data section of a configuration: where the records are, and what of them is public."""
 
 import dataclasses
+import functools
+from collections.abc import Mapping
 from typing import Any, Literal
 
-from dp_jax.config.sections import LEFT_OUT
-from dp_jax.data.sources.source import Interpolation, ResizePolicy
-from dp_jax.data.sources.table_spec import Blank, Uncertain
+from dp_jax.config.sections import LEFT_OUT, from_mapping, plain, refuse_unknown
+from dp_jax.data.sources.opening import SOURCES, options_of
+from dp_jax.data.sources.options import Context, SourceOptions
 from dp_jax.data.views import Augment
+from dp_jax.errors import UserError
 
 Declared = Literal["private", "public"]
-_TABLE_KEYS = (
-  "label_columns", "features", "feature_ranges", "feature_defaults", "missing_indicators",
-  "image_column", "image_root", "uncertain", "blank", "split_column", "eval_fraction",
-)  # fmt: skip
-# Of these, what an hf source shares.
-_HF_KEYS = ("label_columns", "features", "image_column")
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
-  """Where the records come from, and what about them is public.
+class CommonData:
+  """The keys that all sources share: where the records come from, and what of them is public.
 
   Attributes:
-    source: digits, rendered_digits, npz, npy, folder, csv, hf or tfds:NAME.
+    source: digits, rendered_digits, npz, npy, folder, csv, hf, tfds:NAME, or for a source of other
+      people package.module:function.
     path: the file or folder of the source, where it has one.
     train_split, eval_split: names of the splits.
     declared: "private" (nothing un-noised leaves private/) or "public" (a benchmark). Left out, it
       is private, or what `facts` say of these very data.
     input_shape, num_classes, value_range: what a well-formed record looks like. Where left out,
       they come from the format of the source and are listed as treated as public.
-    resize: how encoded images are brought to input_shape: centre_crop, stretch or none.
-    crop_fraction: of centre_crop, how much of the height and width is kept.
-    interpolation: bilinear or bicubic, of images that are resized.
-    class_names: of a folder source, its class folders in the order of their labels; left out,
-      those of the training split, sorted, which add_or_remove_one refuses. Of a csv source, what a
-      cell of each class holds.
     num_records: cuts the source, or says how many to render. A cut is refused where a record that
       goes would let the next one in: with units, and under add_or_remove_one.
     seed: picks the split or the drawings of sources that have a choice; never used for privacy.
@@ -49,20 +41,10 @@ class DataConfig:
       numbered. It is public. Without it the ids that occur are treated as public.
     groups: columns whose values are the subgroups of an evaluation.
     group_bins: for each of data.groups the cut points of its bands; () for values as they are.
-    label_columns: of a csv source. Of several columns each is a yes-or-no label of its own. Of an
-      hf source, its one column of labels; image_column or features then name that of the inputs.
-    features, feature_ranges: columns of numbers, and (low, high) of each, mapped to [-1, 1].
-    feature_defaults: of each feature, the value in place of none; left out, mid-range.
-    missing_indicators: adds for each feature an input that says whether it has no value.
-    image_column, image_root: in place of features, a column of paths, and where they start. Where
-      image_root is set, a path that leads out of it is malformed.
     missing_values: texts that stand for no value, in a cell of a csv source or as the id of a unit,
       in place of the usual ones (NA, N/A, NaN, null, None, "." and the like in whatever case; as an
       id also "unknown" and "missing"), and of a group, where otherwise every text is a value. What
       a declaration names, a class or a unit on the list, is a value whatever it is called.
-    uncertain, blank: what a label of -1, or of no value, stands for: ignore, zeros (or ones).
-    split_column: the column that names the split of each row.
-    eval_fraction: in place of it, the share of units whose rows are data.eval_split.
     augment: how a step varies records: none, pad_mirror_crop_flip (small images) or
       random_resized_crop (large ones). Evaluation sees records as they are.
     views: K', how many variants of each record a step sees; they are clipped as one.
@@ -80,10 +62,6 @@ class DataConfig:
   input_shape: tuple[int, ...] | None = None
   num_classes: int | None = None
   value_range: tuple[float, ...] | None = None
-  resize: ResizePolicy = "centre_crop"
-  crop_fraction: float = 1.0
-  interpolation: Interpolation = "bilinear"
-  class_names: tuple[str, ...] | None = None
   num_records: int | None = None
   seed: int = 0
   strict: bool = False
@@ -92,23 +70,93 @@ class DataConfig:
   units: str | None = None
   groups: tuple[str, ...] | None = None
   group_bins: tuple[tuple[float, ...], ...] | None = None
-  label_columns: tuple[str, ...] | None = None
-  features: tuple[str, ...] | None = None
-  feature_ranges: tuple[tuple[float, ...], ...] | None = None
-  feature_defaults: tuple[float, ...] | None = None
-  missing_indicators: bool = False
-  image_column: str | None = None
-  image_root: str | None = None
   missing_values: tuple[str, ...] | None = None
-  uncertain: Uncertain = "ignore"
-  blank: Blank = "ignore"
-  split_column: str | None = None
-  eval_fraction: float | None = None
   augment: Augment = "none"
   views: int = 1
   min_crop_area: float = 0.08
   workers: int | None = None
   prefetch: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(CommonData):
+  """The data section: common keys, and those of its source.
+
+  Files and flags have both in the one section: data.features is `options.features` here.
+
+  Attributes:
+    options: the keys that are the source's own, as its class documents them.
+  """
+
+  options: SourceOptions = dataclasses.field(default_factory=SourceOptions)
+
+  @classmethod
+  @functools.cache
+  def keys(cls) -> type:
+    """A dataclass with all keys of the section: the common ones, and those of every source."""
+    bases: tuple[type, ...] = (CommonData, *SOURCES.values())
+    return dataclasses.make_dataclass("DataKeys", (), bases=bases, frozen=True)
+
+  @classmethod
+  def from_section(cls, values: Mapping[str, Any], where: str) -> "DataConfig":
+    """Builds the section, and the options of its source, from the keys of a file.
+
+    Raises:
+      UserError: for an unknown key or source, or a value of a wrong type.
+    """
+    refuse_unknown(values, vars(cls.keys()()), where)
+    source = values.get("source", cls.source)
+    if not isinstance(source, str) or not source:
+      raise UserError(f"data.source={source!r} must name a source.")
+    kind = options_of(source)
+    own, common = _names(kind), _names(CommonData)
+    options = from_mapping(kind, {key: values[key] for key in values if key in own}, where)
+    section = from_mapping(cls, {key: values[key] for key in values if key in common}, where)
+    return dataclasses.replace(section, options=options)
+
+  def context(
+    self, unit: str, shapes: Mapping[str, Any], class_names: Any = None, labelled: bool = True
+  ) -> Context:
+    """What a source gets to know beside its own options.
+
+    Args:
+      unit: privacy.unit.
+      shapes: what input_shape, num_classes and value_range are where the section leaves them out.
+      class_names: of another split, or of a model.
+      labelled: False does without the labels.
+    """
+    shape, ends = (
+      getattr(self, name) or shapes.get(name) for name in ("input_shape", "value_range")
+    )
+    return Context(
+      source=self.source, path=self.path, seed=self.seed, num_records=self.num_records,
+      input_shape=shape and tuple(shape), value_range=ends and tuple(ends),
+      class_names=class_names, eval_split=self.eval_split, unit=None if unit == "record" else unit,
+      missing_values=self.missing_values, labelled=labelled,
+    )  # fmt: skip
+
+  def refuse_others(self, given: Mapping[str, Any]) -> None:
+    """Refuses keys of other sources among those `given` in a file.
+
+    At its default one may be there, as in files that start from all keys.
+
+    Raises:
+      UserError: names the key and the sources that have it.
+    """
+    defaults = self.keys()()
+    for key in sorted({*given} - _names(self) - _names(self.options)):
+      if plain(given[key]) != plain(getattr(defaults, key)):
+        owners = [name for name, each in SOURCES.items() if key in _names(each)]
+        raise UserError(f"data.{key}={given[key]!r} is for the source {' or '.join(owners)}.")
+
+  def to_dict(self) -> dict[str, Any]:
+    """The keys of the section as `from_section` reads them; none of other sources."""
+    content: dict[str, Any] = dataclasses.asdict(self)
+    return plain(content | content.pop("options"))
+
+
+def _names(section: Any) -> set[str]:
+  return {each.name for each in dataclasses.fields(section)}
 
 
 def data_checks(data: DataConfig, unit: str, limit: int) -> list[tuple[bool, str, Any, str]]:
@@ -121,25 +169,10 @@ def data_checks(data: DataConfig, unit: str, limit: int) -> list[tuple[bool, str
   """
   of_records = unit == "record"
   shown = data.max_records_per_unit
-  elsewhere = [
-    name for name in _TABLE_KEYS
-    if data.source != "csv" and getattr(data, name) != getattr(DataConfig, name)
-    and not (data.source == "hf" and name in _HF_KEYS)
-  ]  # fmt: skip
-  one_each = len(data.label_columns or ()) < 2 and len(data.features or ()) < 2
   return [
-    (not elsewhere, f"data.{min(elsewhere, default='')}",
-     getattr(data, min(elsewhere, default="source")), "is for the source csv"),
-    (data.class_names is None or data.source in ("folder", "csv"), "data.class_names",
-     data.class_names, "is for the sources folder and csv: others name their classes themselves"),
-    (data.source != "hf" or one_each, "data.features", data.features,
-     "and data.label_columns of an hf source must name one column each"),
     (data.min_crop_area == DataConfig.min_crop_area or data.augment == "random_resized_crop",
      "data.min_crop_area", data.min_crop_area, f"is of random_resized_crop, and"
      f" data.augment={data.augment!r} does not use it: leave it out"),
-    (data.crop_fraction == DataConfig.crop_fraction or data.resize == "centre_crop",
-     "data.crop_fraction", data.crop_fraction, f"is of centre_crop, and data.resize={data.resize!r}"
-     " does not use it: leave it out"),
     ((data.workers or 0) >= 0, "data.workers", data.workers, "must not be negative"),
     (data.prefetch is None or data.prefetch >= 1, "data.prefetch", data.prefetch,
      "must be at least 1"),

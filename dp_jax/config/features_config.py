@@ -66,8 +66,7 @@ class FeaturesConfig:
       ValueError: for an unknown key, a value of the wrong type or out of range; names the key.
     """
     config = from_mapping(cls, values, "config")
-    if not config.data.source:
-      raise UserError("data.source='' must name a source.")
+    config.data.refuse_others(values.get("data", {}))
     if not config.privacy.unit:
       raise UserError("privacy.unit='' must name a column.")
     for name in ("microbatch_size", "records_per_shard"):
@@ -85,4 +84,4 @@ class FeaturesConfig:
 
   def to_dict(self) -> dict[str, Any]:
     """Nested dictionaries, with lists for tuples, as they are read back from JSON."""
-    return plain(dataclasses.asdict(self))
+    return plain(dataclasses.asdict(self) | {"data": self.data.to_dict()})

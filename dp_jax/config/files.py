@@ -10,12 +10,12 @@ from ml_collections import config_dict
 
 from dp_jax.config.features_config import FeaturesConfig
 from dp_jax.config.run_config import Config
-from dp_jax.config.sections import LEFT_OUT
+from dp_jax.config.sections import LEFT_OUT, keys_of
 
 
 def base_features_config() -> config_dict.ConfigDict:
   """All keys of `dp-jax features` at their defaults, as its config files start from."""
-  return _section(FeaturesConfig())
+  return _section(FeaturesConfig)
 
 
 def base_config() -> config_dict.ConfigDict:
@@ -24,20 +24,20 @@ def base_config() -> config_dict.ConfigDict:
   A key that may be left out is a placeholder of its type, so that
   `--config.privacy.epsilon=2` works whether or not the file sets it.
   """
-  return _section(Config())
+  return _section(Config)
 
 
-def _section(section: Any) -> config_dict.ConfigDict:
-  result = config_dict.ConfigDict()
-  left_out = {each.name for each in dataclasses.fields(section) if each.metadata.get(LEFT_OUT)}
-  for name, hint in typing.get_type_hints(type(section)).items():
-    value = getattr(section, name)
-    if isinstance(value, Mapping):
+def _section(cls: Any) -> config_dict.ConfigDict:
+  result, keys = config_dict.ConfigDict(), keys_of(cls)
+  defaults = keys()
+  left_out = {each.name for each in dataclasses.fields(keys) if each.metadata.get(LEFT_OUT)}
+  for name, hint in typing.get_type_hints(keys).items():
+    if isinstance(getattr(defaults, name), Mapping):
       result[name] = config_dict.ConfigDict()
       continue
-    value = None if name in left_out else value
-    if hasattr(value, "__dataclass_fields__"):
-      result[name] = _section(value)
+    value = None if name in left_out else getattr(defaults, name)
+    if dataclasses.is_dataclass(hint):
+      result[name] = _section(hint)
     elif value is None:
       result[name] = config_dict.placeholder(_placeholder_type(hint))
     else:

@@ -192,6 +192,7 @@ class Config:
       ValueError: for an unknown key, a value of the wrong type or out of range; names the key.
     """
     config = _with_facts(from_mapping(cls, values, "config"), values)
+    config.data.refuse_others(values.get("data", {}))
     _check(config)
     return config
 
@@ -200,7 +201,7 @@ class Config:
 
     Facts are left out: where they hold, they stand in the sections that they are about.
     """
-    content = plain(dataclasses.asdict(self))
+    content = plain(dataclasses.asdict(self) | {"data": self.data.to_dict()})
     del content["facts"]
     return content
 
@@ -264,7 +265,6 @@ def _check(config: Config) -> None:
      positive),
     (config.checkpoint.every >= 1, "checkpoint.every", config.checkpoint.every, positive),
     (config.checkpoint.keep >= 1, "checkpoint.keep", config.checkpoint.keep, positive),
-    (bool(config.data.source), "data.source", config.data.source, "must name a source"),
     (0 <= config.seed < 2**31, "seed", config.seed, "must be in [0, 2^31)"),
     (0 <= config.data.seed < 2**31, "data.seed", config.data.seed, "must be in [0, 2^31)"),
     *((_at_least_one(value), f"model.kwargs.{name}", value, positive)

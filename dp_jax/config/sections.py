@@ -2,11 +2,12 @@
 
 import dataclasses
 import difflib
+import functools
 import math
 import numbers
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from dp_jax.errors import UserError
@@ -22,6 +23,27 @@ def plain(value: Any) -> Any:
   return [plain(item) for item in value] if isinstance(value, tuple) else value
 
 
+def keys_of(cls: Any) -> Any:
+  """The dataclass whose fields are the keys of a section, as files and flags have them.
+
+  It is the section itself; but one that keeps keys elsewhere has `keys()`, which gives such a
+  dataclass, and `from_section(values, where)`, which is its `from_mapping`.
+  """
+  return cls.keys() if hasattr(cls, "keys") else cls
+
+
+def refuse_unknown(values: Iterable[str], known: Iterable[str], where: str) -> None:
+  """Refuses a key that is not known, with the one that may be meant."""
+  known = list(known)
+  for key in values:
+    if key not in known:
+      close = difflib.get_close_matches(key, known, 1)
+      hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(known)}."
+      if "kwargs" in known:
+        hint += f" Arguments of its own code are {where}.kwargs.{key}."
+      raise UserError(f"unknown key {where}.{key}{hint}")
+
+
 def from_mapping(cls: Any, values: Mapping[str, Any], where: str) -> Any:
   """Builds a dataclass, and those that it holds, from nested dictionaries.
 
@@ -34,13 +56,7 @@ def from_mapping(cls: Any, values: Mapping[str, Any], where: str) -> Any:
     ValueError: for an unknown key or a value of the wrong type; names the key.
   """
   hints = typing.get_type_hints(cls)
-  for key in values:
-    if key not in hints:
-      close = difflib.get_close_matches(key, hints, 1)
-      hint = f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(hints)}."
-      if "kwargs" in hints:
-        hint += f" Arguments of its own code are {where}.kwargs.{key}."
-      raise UserError(f"unknown key {where}.{key}{hint}")
+  refuse_unknown(values, hints, where)
   left_out = {each.name for each in dataclasses.fields(cls) if each.metadata.get(LEFT_OUT)}
   return cls(
     **{
@@ -56,7 +72,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
   if dataclasses.is_dataclass(hint):
     if not isinstance(value, Mapping):
       raise UserError(f"{where} must be a section, got {value!r}.")
-    return from_mapping(hint, value, where)
+    return getattr(hint, "from_section", functools.partial(from_mapping, hint))(value, where)
   origin, args = typing.get_origin(hint), typing.get_args(hint)
   if origin in (types.UnionType, typing.Union):
     if value is None:
@@ -67,9 +83,9 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
     if value not in args:
       raise UserError(f"{where}={value!r} is not one of {', '.join(map(repr, args))}.")
     return value
-  if origin is Mapping:
+  if origin in (Mapping, dict):
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
-      raise UserError(f"{where} must be a mapping from names to values, got {value!r}.")
+      raise UserError(f"{where} must be a dictionary from names to values, got {value!r}.")
     return {key: _tuples(item) for key, item in value.items()}
   if origin is tuple:
     if not isinstance(value, list | tuple):

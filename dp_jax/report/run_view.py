@@ -10,17 +10,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from dp_jax.data.sources.opening import SOURCES
 from dp_jax.errors import UserError
 from dp_jax.evaluation import predictions
 from dp_jax.evaluation.bootstrap import Interval
 from dp_jax.evaluation.intervals import wilson
 from dp_jax.evaluation.predictions import PredictionTable, load_predictions
-
-# Sources that are no data sets but formats of a user's own files, and what these hold.
-_FORMATS = {
-  "csv": "table", "folder": "images", "npz": "arrays", "npy": "arrays", "hf": "data set",
-}  # fmt: skip
-
 
 # What says which records a run was evaluated on, where it kept no predictions.
 _SAME = ("source", "path", "eval_split", "seed", "num_records")
@@ -83,11 +78,12 @@ class RunView:
     """What to call the data: a name of their own, or that of their file if they are public."""
     data = self.config.get("data", {})
     source, path = str(data.get("source", "unnamed data")), data.get("path")
-    if source not in _FORMATS:
+    holds = SOURCES[source].HOLDS if source in SOURCES else ""
+    if not holds:
       return source
     if self.declared == "public" and path:
       return Path(str(path)).name
-    return f"{self.declared.capitalize()} {_FORMATS[source]}"
+    return f"{self.declared.capitalize()} {holds}"
 
 
 def load(workdir: Path, label: str, *, inside: bool = False) -> RunView:

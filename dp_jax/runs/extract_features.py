@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from dp_jax.config.features_config import FeaturesConfig
 from dp_jax.config.run_config import Config, PrivacyConfig
 from dp_jax.data.records import RecordSpec, complaint
+from dp_jax.data.sources.images import decoding_of
 from dp_jax.data.sources.npy_resume import ResumableShards
 from dp_jax.data.sources.source import Source, telling
 from dp_jax.data.units import UnitLoader
@@ -270,10 +271,7 @@ def _manifest(
 ) -> dict[str, Any]:
   """As the npy source reads it. Everything in it is known before the first record is read."""
   data, per_shard = config.data, config.backbone.records_per_shard
-  about = {
-    **backbone.preprocessing, "resize": data.resize, "crop_fraction": data.crop_fraction,
-    "interpolation": data.interpolation,
-  }  # fmt: skip
+  about = {**backbone.preprocessing, **decoding_of(data.options)}
   counts = {
     split: [min(per_shard, len(source) - start) for start in range(0, len(source), per_shard)]
     for split, source in sources.items()

@@ -92,11 +92,10 @@ def held_out_loader(release: Release, config: Config, *, labelled: bool = True) 
   """
   spec = release.spec
   config = as_trained(spec, config)
-  data, shape = config.data, spec.task.get("input_shape")
+  data = config.data
   names = tuple(spec.task.get("class_names", ()))
   source = open_split(
-    config, data.eval_split, input_shape=shape and tuple(shape), class_names=names or None,
-    labelled=labelled,
+    config, data.eval_split, shapes=spec.task, class_names=names or None, labelled=labelled,
   )  # fmt: skip
   check_source(spec, data, source.info)
   named = tuple(source.info.class_names)

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from dp_jax.config.run_config import Config
+from dp_jax.data.sources.custom import GIVEN as SOURCE_GIVEN
+from dp_jax.errors import UserError
 from dp_jax.files.atomic import write_text
 from dp_jax.models.opening import ModelObject
 from dp_jax.parallel.hosts import (
@@ -140,7 +142,15 @@ def train(
   start = time.monotonic()
   workdir = Path(workdir)
   if not isinstance(config, Config):
-    config = Config.from_dict(config)
+    given_data = {"source": SOURCE_GIVEN} if source is not None else {}
+    config = Config.from_dict({**config, "data": {**given_data, **config.get("data", {})}})
+  if (source is None) != (eval_source is None) or (
+    (source is not None) != (config.data.source == SOURCE_GIVEN)
+  ):
+    raise UserError(
+      f"data.source={config.data.source!r}: source and eval_source go together, and with"
+      f" data.source={SOURCE_GIVEN!r}."
+    )
   given = Given(model, task, source, eval_source)
   run = on_all_hosts(lambda: prepare(config, given))
   for warning in run.warnings:

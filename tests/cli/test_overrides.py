@@ -57,7 +57,8 @@ def test_a_key_that_is_needed_cannot_be_unset(key, capsys, tmp_path):
       "--config.privacy.expected_batch_size=64"], "has no meaning under sampling 'full_batch'"),
     (["--config.train.optimizer=adam", "--config.train.momentum=0.5"], "momentum=0.5 is of sgd"),
     (["--config.data.min_crop_area=0.5"], "data.min_crop_area=0.5 is of random_resized_crop"),
-    (["--config.data.resize=stretch", "--config.data.crop_fraction=0.5"], "is of centre_crop"),
+    (["--config.data.source=folder", "--config.data.resize=stretch",
+      "--config.data.crop_fraction=0.5"], "is of centre_crop"),
   ],
 )  # fmt: skip
 def test_of_two_keys_for_one_thing_neither_wins(flags, said, capsys, tmp_path):

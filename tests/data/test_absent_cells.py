@@ -9,15 +9,20 @@ from support import one_label
 from dp_jax.data import UnitLoader, check_records, open_source
 from dp_jax.data.group_columns import bands
 from dp_jax.data.sources.absent import ABSENT
-from dp_jax.data.sources.table_spec import TableSpec
+from dp_jax.data.sources.csv_source import Csv
 
-SPEC = TableSpec(("grade",), ("None", "Mild", "NA"), ("bp",), ((0.0, 10.0),))
+SPEC = Csv(
+  label_columns=("grade",),
+  class_names=("None", "Mild", "NA"),
+  features=("bp",),
+  feature_ranges=((0.0, 10.0),),
+)
 NAMES = ["None", "Mild", "NA", "nan", "N/A", "null", "<NA>", ".", "-", "#N/A"]
 
 
-def _open(folder, rows, spec=SPEC, header="grade,bp,ward", name="train", path=None):
+def _open(folder, rows, spec=SPEC, header="grade,bp,ward", name="train", path=None, **keys):
   (folder / "train.csv").write_text("\n".join([header, *rows]) + "\n")
-  return open_source("csv", name, path=str(path or folder), table=spec)
+  return open_source("csv", name, spec, path=str(path or folder), **keys)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -66,9 +71,8 @@ def test_groups_and_splits_are_as_they_are_written(tmp_path):
 
 
 def test_what_is_declared_missing_is_so_everywhere_and_nothing_else_is(tmp_path):
-  spec = dataclasses.replace(SPEC, missing_values=("-9", "refused"))
   rows = ["Mild,-9,refused", "Mild,-9.0,NA", "refused,3,b", "Mild,NA,b"]
-  source = _open(tmp_path, rows, spec)
+  source = _open(tmp_path, rows, missing_values=("-9", "refused"))
   loader = UnitLoader(source, one_label((1,), 3, (-1.0, 1.0)))
   units, _ = loader.load(np.arange(4), 4)
   assert units["record_mask"][:, 0].tolist() == [True, True, False, False]
@@ -78,11 +82,13 @@ def test_what_is_declared_missing_is_so_everywhere_and_nothing_else_is(tmp_path)
   with pytest.raises(
     ValueError, match=r"data\.missing_values=\('NA',\) has 'NA', which data\.class"
   ):
-    dataclasses.replace(SPEC, missing_values=("NA",))
+    _open(tmp_path, rows, missing_values=("NA",))
 
 
 def test_several_labels_are_blank_by_the_same_table(tmp_path):
-  spec = TableSpec(("a", "b"), (), ("bp",), ((0.0, 10.0),))
+  spec = Csv(
+    label_columns=("a", "b"), class_names=(), features=("bp",), feature_ranges=((0.0, 10.0),)
+  )
   cells = [cell for cell in ABSENT if "," not in cell]
   source = _open(tmp_path, [f"1,{cell},1" for cell in cells], spec, header="a,b,bp")
   assert (source.gather(np.arange(len(cells)))["label"] == [1, -1]).all()

@@ -10,10 +10,10 @@ from PIL import Image
 from support import one_label
 
 from dp_jax.data import RecordError, UnitLoader, check_records, open_source
+from dp_jax.data.sources.csv_source import Csv
 from dp_jax.data.sources.source import Unlabelled, telling
-from dp_jax.data.sources.table_spec import TableSpec
 
-SPEC = TableSpec(
+SPEC = Csv(
   label_columns=("ill",), class_names=("no", "yes"), features=("age", "bp"),
   feature_ranges=((0.0, 100.0), (50.0, 150.0)),
 )  # fmt: skip
@@ -26,7 +26,7 @@ def open_text(folder, text, spec=SPEC, **options):
   (folder / "train.csv").write_text(text) if isinstance(text, str) else (
     folder / "train.csv"
   ).write_bytes(text)
-  return open_source("csv", "train", path=str(folder), table=spec, **options)
+  return open_source("csv", "train", spec, path=str(folder), **options)
 
 
 def test_features_are_scaled_by_declared_ranges_and_clipped(tmp_path):
@@ -131,13 +131,15 @@ def test_several_labels_of_yes_no_and_unknown(tmp_path):
 def test_all_rows_of_a_person_are_on_one_side(tmp_path):
   """And which side depends on that person's id alone."""
   people = [f"p{i % 400}" for i in range(1000)]
-  spec = dataclasses.replace(SPEC, unit_column="person", eval_fraction=0.25)
+  spec = dataclasses.replace(SPEC, eval_fraction=0.25)
 
-  def split(people, spec=spec):
+  def split(people, seed=0):
     file = tmp_path / "all.csv"
     file.write_text(HEADER + "".join(f"{each},1,60,no,f\n" for each in people))
     train, test = (
-      open_source("csv", name, path=str(file), table=spec).column("person").tolist()
+      open_source("csv", name, spec, path=str(file), unit="person", seed=seed)
+      .column("person")
+      .tolist()
       for name in ("train", "test")
     )
     assert len(train) + len(test) == len(people)
@@ -148,7 +150,7 @@ def test_all_rows_of_a_person_are_on_one_side(tmp_path):
   assert 70 < len(test) < 130
   fewer, held_out = split([each for each in people if each != "p7"])
   assert train - fewer <= {"p7"} and test - held_out <= {"p7"}
-  assert split(people, dataclasses.replace(spec, seed=1))[1] != test
+  assert split(people, seed=1)[1] != test
   with_blank, test_with_blank = split([*people, ""])
   assert "" in with_blank and test_with_blank == test
 
@@ -157,12 +159,12 @@ def test_a_column_may_name_the_split(tmp_path):
   file = tmp_path / "all.csv"
   file.write_text("age,bp,ill,part\n1,60,no,train\n2,60,no,test\n3,60,yes,train\n")
   spec = dataclasses.replace(SPEC, split_column="part")
-  train = open_source("csv", "train", path=str(file), table=spec)
+  train = open_source("csv", "train", spec, path=str(file))
   assert train.column("age").tolist() == ["1", "3"]
-  other = open_source("csv", "test", path=str(file), table=spec)
+  other = open_source("csv", "test", spec, path=str(file))
   assert len({train.fingerprint(), other.fingerprint()}) == 2
   with pytest.raises(ValueError, match=r"all.csv/validation has no rows"):
-    open_source("csv", "validation", path=str(file), table=spec)
+    open_source("csv", "validation", spec, path=str(file))
 
 
 def test_images_by_path(tmp_path):
@@ -170,7 +172,7 @@ def test_images_by_path(tmp_path):
   for name, value in (("a", 0), ("b", 255)):
     Image.fromarray(np.full((6, 6, 3), value, np.uint8)).save(tmp_path / "scans" / f"{name}.png")
   (tmp_path / "scans" / "c.png").write_bytes(b"no image")
-  spec = TableSpec(("ill",), ("no", "yes"), image_column="file")
+  spec = Csv(label_columns=("ill",), class_names=("no", "yes"), image_column="file")
   text = "file,ill\nscans/a.png,no\nscans/b.png,yes\nscans/c.png,no\nscans/gone.png,no\n,no\n"
   source = open_text(tmp_path, text, spec, input_shape=(4, 4, 1))
   assert source.info.input_shape == (4, 4, 1) and source.info.read_on_demand
@@ -237,11 +239,11 @@ def test_quotes_that_are_closed_are_read(tmp_path):
   ({"class_names": ("a", "b", "c"), "uncertain": "ones"}, "not for 3 classes"),
   ({"label_columns": ("age",)}, "column 'age' is used twice"),
   ({"eval_fraction": 0.2}, "needs privacy.unit to name a column"),
-  ({"eval_fraction": 2.0, "unit_column": "person"}, "must lie between 0 and 1"),
+  ({"eval_fraction": 2.0, "unit": "person"}, "must lie between 0 and 1"),
 ])  # fmt: skip
 def test_a_declaration_that_contradicts_itself_is_refused(changes, message):
   with pytest.raises(ValueError, match=message):
-    dataclasses.replace(SPEC, **changes)
+    open_source("csv", "train", SPEC, path="x", **changes)
 
 
 def test_files_that_are_no_tables_are_refused(tmp_path):
@@ -255,23 +257,22 @@ def test_files_that_are_no_tables_are_refused(tmp_path):
     with pytest.raises(ValueError, match=message), telling(True):
       open_text(tmp_path, content)
   with pytest.raises(ValueError, match=r"cannot read '.*test.csv': No such file"):
-    open_source("csv", "test", path=str(tmp_path), table=SPEC)
+    open_source("csv", "test", SPEC, path=str(tmp_path))
   for path, spec in (
     (str(tmp_path / "train.csv"), SPEC),
     (str(tmp_path), dataclasses.replace(SPEC, split_column="part")),
   ):
     with pytest.raises(ValueError, match=r"must be a folder with train.csv, or a file with data.s"):
-      open_source("csv", "train", path=path, table=spec)
+      open_source("csv", "train", spec, path=path)
   with pytest.raises(ValueError, match=r"set data\.path"):
-    open_source("csv", "train", table=SPEC)
+    open_source("csv", "train", SPEC)
 
 
 def test_without_labels_there_need_be_no_label_column(tmp_path):
-  spec = dataclasses.replace(SPEC, labelled=False)
-  source = open_text(tmp_path, "age,bp\n50,100\n60,-1\n", spec)
+  source = open_text(tmp_path, "age,bp\n50,100\n60,-1\n", labelled=False)
   assert source.gather(np.arange(2))["label"].tolist() == [0, 0]
-  several = dataclasses.replace(spec, label_columns=("a", "b"), class_names=())
-  source = open_text(tmp_path, "age,bp\n50,100\n", several)
+  several = dataclasses.replace(SPEC, label_columns=("a", "b"), class_names=())
+  source = open_text(tmp_path, "age,bp\n50,100\n", several, labelled=False)
   np.testing.assert_array_equal(source[0]["label"], [-1, -1])
 
 
@@ -279,7 +280,7 @@ def test_images_are_decoded_as_declared(tmp_path):
   """resize, crop_fraction and interpolation reach the decoder."""
   pixels = np.random.default_rng(0).integers(0, 255, (9, 12), np.uint8)
   Image.fromarray(pixels).save(tmp_path / "a.png")
-  spec = TableSpec(("ill",), ("no", "yes"), image_column="file")
+  spec = Csv(label_columns=("ill",), class_names=("no", "yes"), image_column="file")
   kinds = ({}, {"resize": "stretch"}, {"crop_fraction": 0.5}, {"interpolation": "bicubic"})
   text = "file,ill\na.png,no\n"
   seen = [open_text(tmp_path, text, spec, input_shape=(6, 6, 1), **options) for options in kinds]

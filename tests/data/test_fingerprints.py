@@ -7,11 +7,11 @@ import pytest
 from PIL import Image
 
 from dp_jax.data import open_source
-from dp_jax.data.sources.table_spec import TableSpec
+from dp_jax.data.sources.csv_source import Csv
 from dp_jax.files import ordinary
 from dp_jax.files.ordinary import sample_digest, sizes_of
 
-SPEC = TableSpec(("ill",), ("no", "yes"), image_column="file")
+SPEC = Csv(label_columns=("ill",), class_names=("no", "yes"), image_column="file")
 
 
 def _image(path, level):
@@ -24,7 +24,7 @@ def _csv(folder, level):
   for name in "abc":
     _image(folder / f"{name}.png", level if name == "b" else 1)
   (folder / "train.csv").write_text("file,ill\na.png,no\nb.png,yes\nc.png,no\ngone.png,no\n,no\n")
-  return open_source("csv", "train", path=str(folder), table=SPEC, input_shape=(4, 4, 1))
+  return open_source("csv", "train", SPEC, path=str(folder), input_shape=(4, 4, 1))
 
 
 def _folder(folder, level):
@@ -51,7 +51,7 @@ def test_another_image_of_the_same_size_is_another_fingerprint(tmp_path, make):
 
 def _again(make, folder):
   if make is _csv:
-    source = open_source("csv", "train", path=str(folder), table=SPEC, input_shape=(4, 4, 1))
+    source = open_source("csv", "train", SPEC, path=str(folder), input_shape=(4, 4, 1))
   else:
     source = open_source("folder", "train", path=str(folder), input_shape=(4, 4, 1))
   return source.fingerprint()
@@ -66,8 +66,13 @@ def test_the_root_of_images_matters(tmp_path):
   table = str(tmp_path / "table")
   found = []
   for name in ("one", "two"):
-    spec = TableSpec(("ill",), ("no", "yes"), image_column="file", image_root=str(tmp_path / name))
-    source = open_source("csv", "train", path=table, table=spec, input_shape=(4, 4, 1))
+    spec = Csv(
+      label_columns=("ill",),
+      class_names=("no", "yes"),
+      image_column="file",
+      image_root=str(tmp_path / name),
+    )
+    source = open_source("csv", "train", spec, path=table, input_shape=(4, 4, 1))
     found.append(source.fingerprint())
   assert len(set(found)) == 2
 

@@ -10,6 +10,8 @@ from PIL import Image
 from support import one_label
 
 from dp_jax.data import RecordError, UnitLoader, open_source
+from dp_jax.data.sources.custom import as_source
+from dp_jax.data.sources.options import Context
 from dp_jax.data.sources.source import telling
 
 COUNT = 7
@@ -76,13 +78,13 @@ def test_images(tmp_path):
 
 
 def test_vectors_and_arrays(tmp_path):
-  source = _open(_save(tmp_path), input_column="vector")
+  source = _open(_save(tmp_path), image_column="vector")
   assert source.info.input_shape == (4,) and source.info.value_range == (-1.0, 1.0)
   batch = source.gather(np.array([3, 1]))
   np.testing.assert_array_equal(batch["inputs"], VECTORS[[3, 1]])
   assert batch["inputs"].dtype == np.float32 and batch["label"].tolist() == [1, 1]
   assert [*source.gather(np.zeros(0, np.int64))] == []
-  source = _open(str(tmp_path), input_column="array")
+  source = _open(str(tmp_path), image_column="array")
   assert source.info.input_shape == (2, 2, 2) and source.info.input_dtype == "uint8"
   batch = source.gather(np.array([6]))
   assert batch["inputs"].dtype == np.uint8
@@ -105,7 +107,7 @@ def test_missing_and_corrupt_values_are_errors_of_their_records(tmp_path):
   file.unlink()
   for options, bad in (
     ({"input_shape": (4, 4, 3)}, {1, 4, 6}),
-    ({"input_column": "vector"}, {2, 6}),
+    ({"image_column": "vector"}, {2, 6}),
   ):
     source = _open(path, **options)
     records = [*source.gather(np.arange(COUNT))]
@@ -118,7 +120,7 @@ def test_missing_and_corrupt_values_are_errors_of_their_records(tmp_path):
 
 
 def test_further_columns(tmp_path):
-  source = _open(_save(tmp_path), input_column="vector")
+  source = _open(_save(tmp_path), image_column="vector")
   assert source.column("patient").tolist() == [f"p{i // 2}" for i in range(COUNT)]
   ages = source.column("age")
   assert ages.dtype == np.float32 and np.isnan(ages[1]) and ages[0] == 40.5
@@ -128,11 +130,11 @@ def test_further_columns(tmp_path):
 
 
 def test_the_fingerprint_follows_records_and_columns(tmp_path):
-  first = _open(_save(tmp_path / "a"), input_column="vector")
-  assert first.fingerprint() == _open(str(tmp_path / "a"), input_column="vector").fingerprint()
-  assert first.fingerprint() != _open(str(tmp_path / "a"), input_column="array").fingerprint()
+  first = _open(_save(tmp_path / "a"), image_column="vector")
+  assert first.fingerprint() == _open(str(tmp_path / "a"), image_column="vector").fingerprint()
+  assert first.fingerprint() != _open(str(tmp_path / "a"), image_column="array").fingerprint()
   changed = _save(tmp_path / "b", vector=(VECTORS + 1).tolist())
-  assert first.fingerprint() != _open(changed, input_column="vector").fingerprint()
+  assert first.fingerprint() != _open(changed, image_column="vector").fingerprint()
 
 
 def test_what_is_no_data_set_is_refused(tmp_path, monkeypatch):
@@ -151,14 +153,24 @@ def test_what_is_no_data_set_is_refused(tmp_path, monkeypatch):
     _open(path)
   told = r"no column 'x': set data\.image_column; its columns: scan"
   with pytest.raises(ValueError, match=told), telling(True):
-    _open(path, input_column="x")
+    _open(path, image_column="x")
   with pytest.raises(ValueError, match="must hold images, vectors"):
-    _open(path, input_column="patient")
+    _open(path, image_column="patient")
   with pytest.raises(ValueError, match="column 'patient' holds no labels"):
-    _open(path, input_column="vector", label_column="patient")
+    _open(path, image_column="vector", label_columns=("patient",))
   without = _save(tmp_path / "b", scan=None)
   with pytest.raises(ValueError, match="no or several columns of images"):
     _open(without)
   monkeypatch.setitem(sys.modules, "datasets", None)
   with pytest.raises(ValueError, match=r"pip install 'dp_jax\[hf\]'"):
     _open(path)
+
+
+def test_a_data_set_in_memory_is_a_source_by_its_records():
+  columns, _ = _columns()
+  rows = datasets.Dataset.from_dict({
+    "inputs": VECTORS.tolist(), "label": columns["finding"], "patient": columns["patient"],
+  })  # fmt: skip
+  source = as_source(rows, "mine", Context(value_range=(-1.0, 1.0)))
+  np.testing.assert_array_equal([each["inputs"] for each in source.gather([0, 6])], VECTORS[[0, 6]])
+  assert source.column("patient").tolist() == columns["patient"]

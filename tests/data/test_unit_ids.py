@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from dp_jax.data.sources.csv_source import open_csv
+from dp_jax.data import open_source
 from dp_jax.data.sources.source import telling
-from dp_jax.data.sources.table_spec import TableSpec
 from dp_jax.data.unit_ids import canonical, look_alike
 from dp_jax.data.unit_index import UnitIndex
 
@@ -83,11 +82,13 @@ def test_a_share_of_people_goes_by_the_id_and_not_by_its_spelling(tmp_path):
   people = [spelling for i in range(60) for spelling in (f"{i}", f" {i}.0", f"{i}\u00a0")]
   rows = "".join(f"{each},1,no\n" for each in [*people, "NA", "unknown"])
   (tmp_path / "all.csv").write_text("person,age,ill\n" + rows)
-  spec = TableSpec(
-    ("ill",), ("no", "yes"), ("age",), ((0.0, 1.0),), eval_fraction=0.5, unit_column="person"
-  )
+  keys = {
+    "label_columns": ("ill",), "class_names": ("no", "yes"), "features": ("age",),
+    "feature_ranges": ((0.0, 1.0),), "eval_fraction": 0.5, "unit": "person",
+    "path": str(tmp_path / "all.csv"),
+  }  # fmt: skip
   train, test = (
-    {*canonical(open_csv(str(tmp_path / "all.csv"), split, spec).column("person")).tolist()}
+    {*canonical(open_source("csv", split, **keys).column("person")).tolist()}
     for split in ("train", "test")
   )
   assert not train & test and len(train | test) == 62 and {"NA", "unknown"} <= train

@@ -25,8 +25,8 @@ from support import one_label, small_config, write_npz
 from dp_jax import cli
 from dp_jax.data import RecordError, UnitLoader, open_source
 from dp_jax.data.sources import images
+from dp_jax.data.sources.csv_source import Csv
 from dp_jax.data.sources.images import ImageDecoder
-from dp_jax.data.sources.table_spec import TableSpec
 from dp_jax.training.run import train
 from dp_jax.training.setup.prepare import prepare
 
@@ -164,16 +164,16 @@ def test_nothing_that_a_path_names_stops_a_run(tmp_path):
   text = "file,ill\n" + "".join(f"{path},no\n" for path in paths)
   (tmp_path / "data" / "train.csv").write_text(text)
   root = str(tmp_path / "data")
-  spec = TableSpec(("ill",), ("no", "yes"), image_column="file", image_root=root)
-  source = open_source(
-    "csv", "train", path=str(tmp_path / "data"), table=spec, input_shape=(4, 4, 1)
+  spec = Csv(
+    label_columns=("ill",), class_names=("no", "yes"), image_column="file", image_root=root
   )
+  source = open_source("csv", "train", spec, path=str(tmp_path / "data"), input_shape=(4, 4, 1))
   assert len(source.fingerprint()) == 64
   loader = UnitLoader(source, one_label((4, 4, 1), 2, (0.0, 255.0)))
   units, _ = loader.load(np.arange(len(paths)), len(paths))
   assert units["record_mask"][:, 0].tolist() == [True] + [False] * (len(paths) - 1)
   anywhere = dataclasses.replace(spec, image_root=None)
-  source = open_source("csv", "train", path=root, table=anywhere, input_shape=(4, 4, 1))
+  source = open_source("csv", "train", anywhere, path=root, input_shape=(4, 4, 1))
   units, _ = UnitLoader(source, loader.spec).load(np.arange(len(paths)), len(paths))
   used = [paths[i] for i in np.flatnonzero(units["record_mask"][:, 0])]
   assert used == ["good.png", "../outside.png"]

@@ -63,7 +63,7 @@ def test_the_split_is_by_person_and_their_ids_are_kept_for_training(table, tmp_p
   run = prepare(small_config(data=data, model={"name": "linear"}, privacy__unit="patient"))
   assert run.loader.num_units == len(people[0]) and run.loader.members.shape[1] == 2
   # The same people as in a run on the images themselves.
-  same = {k: v for k, v in _config(table).data.__dict__.items() if v is not None}
+  same = {k: v for k, v in _config(table).data.to_dict().items() if v is not None}
   image_run = prepare(small_config(data=same, privacy__unit="patient"))
   assert {*image_run.eval_loader.source.column("patient")} == people[1]
 

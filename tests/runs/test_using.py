@@ -10,6 +10,7 @@ import pytest
 from support import classifier, flags_of, small_config
 
 from dp_jax.cli import main
+from dp_jax.config.run_config import Config
 from dp_jax.data.sources.npy_writer import ShardWriter
 from dp_jax.data.sources.source import SourceInfo
 from dp_jax.models.build import ModelSpec
@@ -52,7 +53,7 @@ def trained(tmp_path_factory):
 
 
 def _with(config, **changes):
-  return dataclasses.replace(config, data=dataclasses.replace(config.data, **changes))
+  return Config.from_dict({**config.to_dict(), "data": {**config.data.to_dict(), **changes}})
 
 
 def test_what_the_configuration_leaves_out_is_taken_from_the_release(trained, tmp_path):
@@ -147,13 +148,13 @@ def test_how_images_are_decoded_is_taken_from_the_release_too():
   config = _images()
   reading = reading_of(config, _Source())
   spec = classifier("linear", {}, (8, 8, 3), 2, (0.0, 255.0), ("a", "b"), reading=reading)
-  bare = as_trained(spec, _images(resize="centre_crop", interpolation="bilinear")).data
+  bare = as_trained(spec, _images(resize="centre_crop", interpolation="bilinear")).data.options
   assert (bare.resize, bare.interpolation) == ("stretch", "bicubic")
   with pytest.raises(ValueError, match=r"data\.resize is none, and was stretch"):
     as_trained(spec, _images(resize="none"))
   # Arrays are not decoded: nothing of it is for them.
   arrays = small_config(data={"source": "npz", "path": "x"})
-  assert as_trained(spec, arrays).data.resize == arrays.data.resize
+  assert as_trained(spec, arrays).data == arrays.data
 
 
 def test_another_scale_or_another_model_of_features_is_refused():

@@ -129,8 +129,9 @@ def test_a_run_and_its_release(table, tmp_path, declared):
 def test_one_label_is_not_several(table, tmp_path):
   train(config_of(table, train__steps=1), tmp_path / "run", progress=False)
   config = config_of(table)
-  data = dataclasses.replace(
-    config.data, label_columns=("edema",), class_names=tuple(LABELS), uncertain="ignore"
+  options = dataclasses.replace(
+    config.data.options, label_columns=("edema",), class_names=tuple(LABELS), uncertain="ignore"
   )
+  data = dataclasses.replace(config.data, options=options)
   with pytest.raises(ValueError, match=r"data.label_columns is \['edema'\], and was \['ed"):
     evaluate_release(tmp_path / "run", dataclasses.replace(config, data=data))

@@ -11,18 +11,23 @@ import functools
 import hashlib
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dp_jax.data.sources.absent import ABSENT_IDS, absent
+from dp_jax.data.sources.csv_options import CsvOptions
 from dp_jax.data.sources.images import ImageDecoder
+from dp_jax.data.sources.options import Context
 from dp_jax.data.sources.source import Record, RecordError, SourceInfo, Unlabelled
-from dp_jax.data.sources.table import Table, read_table
-from dp_jax.data.sources.table_spec import TableSpec
 from dp_jax.data.unit_ids import canonical
 from dp_jax.errors import UserError
 from dp_jax.files.ordinary import sample_digest, sizes_of
+
+if TYPE_CHECKING:
+  from dp_jax.data.sources.table import Table
 
 UNKNOWN = -1  # a label that is not known
 _UNCERTAIN_CELL = -1.0
@@ -35,41 +40,51 @@ class CsvSource:
   weight and is no error.
   """
 
-  def __init__(self, table: Table, name: str, spec: TableSpec, decoder: ImageDecoder | None):
+  def __init__(
+    self,
+    table: Table,
+    name: str,
+    options: CsvOptions,
+    context: Context,
+    decoder: ImageDecoder | None,
+  ):
     """Reads labels and features.
 
     Args:
       table: the rows of the split.
       name: for messages.
-      spec: how they become records.
-      decoder: of the images, where spec.image_column is set.
+      options: how they become records.
+      context: whether there are labels; the rest of it is for the fingerprint.
+      decoder: of the images, where options.image_column is set.
 
     Raises:
       ValueError: if there is no such column, or no row.
     """
     if not table.num_rows:
       raise UserError(f"{name} has no rows")
-    self._table, self._spec, self._decoder = table, spec, decoder
+    self._table, self._decoder = table, decoder
+    self._options, self._context = options, context
     self._errors: dict[int, RecordError] = {}
     self._labels = self._read_labels()
     self._inputs = self._read_features() if decoder is None else None
-    self._paths = None if decoder is None else table.text(spec.image_column or "").to_pylist()
+    self._paths = None if decoder is None else table.text(options.image_column or "").to_pylist()
     # Where paths start, with a slash at the end.
-    self._root = os.path.join(os.path.abspath(spec.image_root or table.path.parent), "")
+    self._root = os.path.join(os.path.abspath(options.image_root or table.path.parent), "")
     self._errors |= {row: RecordError(f"the row {what}") for row, what in table.malformed.items()}
     self._bad = np.zeros(table.num_rows, bool)
     self._bad[list(self._errors)] = True
-    width = len(spec.features) * (2 if spec.missing_indicators else 1)
+    width = len(options.features or ()) * (2 if options.missing_indicators else 1)
+    classes = options.class_names or options.label_columns or ()
     self._info = SourceInfo(
       name=name,
       num_records=table.num_rows,
       input_shape=(width,) if decoder is None else decoder.shape,
-      num_classes=len(spec.class_names or spec.label_columns),
+      num_classes=len(classes),
       value_range=(-1.0, 1.0) if decoder is None else (0.0, 255.0),
-      class_names=spec.class_names or spec.label_columns,
+      class_names=classes,
       input_dtype="float32" if decoder is None else "uint8",
       read_on_demand=decoder is not None,
-      label_shape=spec.label_shape,
+      label_shape=options.label_shape,
     )
 
   @property
@@ -137,7 +152,8 @@ class CsvSource:
 
   @functools.cached_property
   def _digest(self) -> str:
-    description = repr((self._table.digest, self._info.name, self._spec, self._decoder))
+    how = _as_first_written(self._options, self._context)
+    description = f"({self._table.digest!r}, {self._info.name!r}, {how}, {self._decoder!r})"
     digest = hashlib.sha256(description.encode())
     if self._paths is not None:
       paths = [self._path(cell) for cell in self._paths]
@@ -149,7 +165,7 @@ class CsvSource:
     if "\0" in cell:
       return ""
     path = os.path.normpath(os.path.join(self._root, cell))
-    inside = self._spec.image_root is None or path.startswith(self._root)
+    inside = self._options.image_root is None or path.startswith(self._root)
     return path if inside else ""
 
   def _image(self, cell: str) -> str:
@@ -164,10 +180,9 @@ class CsvSource:
 
   def _read_features(self) -> np.ndarray:
     """float32[num_records, width], in [-1, 1]."""
-    spec, columns, missing = self._spec, [], []
-    defaults = spec.feature_defaults or tuple((low + high) / 2 for low, high in spec.feature_ranges)
+    options, columns, missing = self._options, [], []
     for name, (low, high), default in zip(
-      spec.features, spec.feature_ranges, defaults, strict=True
+      options.features or (), options.feature_ranges or (), options.defaults or (), strict=True
     ):
       values, malformed = self._table.numbers(name)
       self._fail(malformed, RecordError(f"column {name!r} holds what is no finite number"))
@@ -175,28 +190,26 @@ class CsvSource:
       filled = np.clip(np.where(empty, default, values), low, high)
       columns.append((filled - low) / (high - low) * 2 - 1)
       missing.append(empty.astype(np.float64))
-    both = columns + (missing if spec.missing_indicators else [])
+    both = columns + (missing if options.missing_indicators else [])
     return np.stack(both, axis=1).astype(np.float32)
 
   def _read_labels(self) -> np.ndarray:
     """int64[num_records], or float32[num_records, num_classes] of several columns."""
-    spec = self._spec
-    if not spec.labelled:
-      shape = (self._table.num_rows, len(spec.label_columns))
-      return (
-        np.full(shape, UNKNOWN, np.float32) if spec.label_shape else np.zeros(shape[0], np.int64)
-      )
-    if spec.label_shape:
-      columns = [self._known(name, self._binary(name)) for name in spec.label_columns]
+    named, several = self._options.label_columns or (), self._options.label_shape
+    if not self._context.labelled:
+      shape = (self._table.num_rows, len(named))
+      return np.full(shape, UNKNOWN, np.float32) if several else np.zeros(shape[0], np.int64)
+    if several:
+      columns = [self._known(name, self._binary(name)) for name in named]
       return np.stack(columns, axis=1).astype(np.float32)
-    (name,) = spec.label_columns
+    (name,) = named
     labels = self._known(name, self._classes(name))
     self._fail(labels == UNKNOWN, Unlabelled("has a label that is to be ignored"))
     return labels
 
   def _known(self, name: str, labels: np.ndarray) -> np.ndarray:
     """Labels with the rules for uncertain and blank cells applied; -1 where they say ignore."""
-    spec = self._spec
+    options = self._options
     numbers, _ = self._table.numbers(name)
     unknown = labels == UNKNOWN
     blank = unknown & self._table.absent(name)  # a class of that name is known
@@ -205,9 +218,9 @@ class CsvSource:
       unknown & ~uncertain & ~blank, RecordError(f"column {name!r} holds what is no label")
     )
     labels = labels.copy()
-    if spec.uncertain != "ignore":
-      labels[uncertain] = 1 if spec.uncertain == "ones" else 0
-    if spec.blank != "ignore":
+    if options.uncertain != "ignore":
+      labels[uncertain] = 1 if options.uncertain == "ones" else 0
+    if options.blank != "ignore":
       labels[blank] = 0
     return labels
 
@@ -220,7 +233,7 @@ class CsvSource:
     """int64[num_records]: the class whose name a cell holds, or -1."""
     text, (numbers, _) = self._table.strings(name), self._table.numbers(name)
     labels = np.full(len(text), UNKNOWN, np.int64)
-    for label, cell in enumerate(self._spec.class_names):
+    for label, cell in enumerate(self._options.class_names or ()):
       same = text == cell.strip()
       with contextlib.suppress(ValueError):  # the name of a class may be no number
         same |= numbers == float(cell)
@@ -228,50 +241,63 @@ class CsvSource:
     return labels
 
 
-def open_csv(
-  path: str | None, split: str, spec: TableSpec, decoder: ImageDecoder | None = None
-) -> CsvSource:
-  """Opens one split.
+@dataclass(frozen=True)
+class Csv(CsvOptions):
+  """Keys of tables, and how these are opened."""
 
-  Args:
-    path: a file, or a folder with a file SPLIT.csv for each split. A file needs
-      spec.split_column or spec.eval_fraction.
-    split: its name.
-    spec: how rows become records.
-    decoder: of the images, where spec.image_column is set.
+  def open(self, split: str, context: Context) -> CsvSource:
+    """Opens one split of data.path: a file, or a folder with a file SPLIT.csv for each split.
 
-  Raises:
-    ValueError: if there is no such file, column or split.
-  """
-  if not path:
-    raise UserError("the csv source needs a path: set data.path to a file or folder")
-  location = Path(path)
-  chosen = spec.split_column is not None or spec.eval_fraction is not None
-  if location.is_dir() == chosen:
-    raise UserError(
-      f"data.path={path!r} must be a folder with {split}.csv, or a file with data.split_column or"
-      " data.eval_fraction set"
-    )
-  file = location / f"{split}.csv" if location.is_dir() else location
-  table = read_table(file, spec.missing_values)
-  if spec.split_column is not None:
-    table = table.rows(table.strings(spec.split_column) == split)
-  elif spec.unit_column is not None and spec.eval_fraction is not None:
-    held_out = _held_out(table.strings(spec.unit_column), spec)
-    table = table.rows(held_out if split == spec.eval_split else ~held_out)
-  return CsvSource(table, f"{table.path.name}/{split}", spec, decoder)
+    A file needs data.split_column or data.eval_fraction.
+
+    Raises:
+      UserError: if there is no such file, column or split, or keys contradict each other.
+    """
+    from dp_jax.data.sources.table import read_table  # with the library that reads tables
+
+    self.check(context)
+    location = Path(context.required_path("a file or folder"))
+    chosen = self.split_column is not None or self.eval_fraction is not None
+    if location.is_dir() == chosen:
+      raise UserError(
+        f"data.path={context.path!r} must be a folder with {split}.csv, or a file with"
+        " data.split_column or data.eval_fraction set"
+      )
+    file = location / f"{split}.csv" if location.is_dir() else location
+    table = read_table(file, context.missing_values)
+    if self.split_column is not None:
+      table = table.rows(table.strings(self.split_column) == split)
+    elif context.unit is not None and self.eval_fraction is not None:
+      held_out = _held_out(table.strings(context.unit), self.eval_fraction, context)
+      table = table.rows(held_out if split == context.eval_split else ~held_out)
+    decoder = self.decoder(context.input_shape) if self.decodes else None
+    return CsvSource(table, f"{table.path.name}/{split}", self, context, decoder)
 
 
-def _held_out(units: np.ndarray, spec: TableSpec) -> np.ndarray:
+def _held_out(units: np.ndarray, fraction: float, context: Context) -> np.ndarray:
   """bool[n]: a function of the unit's id alone, so that all rows of a person are on one side.
 
   Rows without an id are not held out: in training they are used by no unit.
   """
   ids, inverse = np.unique(canonical(units), return_inverse=True)
-  salt = spec.seed.to_bytes(8, "little")
+  salt = context.seed.to_bytes(8, "little")
   draws = np.array([
     int.from_bytes(hashlib.blake2b(each.encode(), digest_size=6, salt=salt).digest(), "little")
     for each in ids.tolist()
   ])  # fmt: skip
-  chosen = draws < (spec.eval_fraction or 0.0) * 2**48
-  return (chosen & ~absent(ids, spec.missing_values, ABSENT_IDS))[inverse]
+  chosen = draws < fraction * 2**48
+  return (chosen & ~absent(ids, context.missing_values, ABSENT_IDS))[inverse]
+
+
+def _as_first_written(options: CsvOptions, context: Context) -> str:
+  """How rows are read, in a form that does not change with this code: else fingerprints would."""
+  several = ("label_columns", "class_names", "features", "feature_ranges")
+  others = ("feature_defaults", "missing_indicators", "image_column", "image_root", "uncertain",
+            "blank", "split_column", "eval_fraction")  # fmt: skip
+  values = {
+    **{name: getattr(options, name) or () for name in several},
+    **{name: getattr(options, name) for name in others},
+    "eval_split": context.eval_split, "unit_column": context.unit, "seed": context.seed,
+    "labelled": context.labelled, "missing_values": context.missing_values,
+  }  # fmt: skip
+  return f"TableSpec({', '.join(f'{name}={value!r}' for name, value in values.items())})"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from dp_jax.data.sources.images import ImageDecoder
+from dp_jax.data.sources.images import ImageDecoder, ImageOptions
+from dp_jax.data.sources.options import Context
 from dp_jax.data.sources.source import DataError, Record, RecordError, SourceInfo, no_column
 from dp_jax.errors import UserError
 from dp_jax.files.ordinary import sample_digest
@@ -23,6 +26,28 @@ JUNK = (
 )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class FolderOptions(ImageOptions):
+  """Keys of class folders.
+
+  Attributes:
+    class_names: the class folders in the order of their labels; left out, those of the training
+      split, sorted, which add_or_remove_one refuses.
+  """
+
+  HOLDS = "images"
+  class_names: tuple[str, ...] | None = None
+
+  def open(self, split: str, context: Context) -> FolderSource:
+    """Lists a split of data.path."""
+    path, decoder = context.required_path("a folder"), self.decoder(context.input_shape)
+    return FolderSource(path, split, decoder, class_names=self.class_names or context.class_names)
+
+  def reading(self) -> dict[str, Any]:
+    """The classes, and how images are decoded."""
+    return {"class_names": self.class_names, **super().reading()}
+
+
 class FolderSource:
   """One split of a folder of images.
 
@@ -34,7 +59,7 @@ class FolderSource:
 
   def __init__(
     self,
-    path: str | None,
+    path: str,
     split: str,
     decoder: ImageDecoder,
     *,
@@ -54,8 +79,6 @@ class FolderSource:
       ValueError: if there is no such folder, it has a folder that is no class, or no image. The
         name of a folder is a detail, since it may be that of a person.
     """
-    if not path:
-      raise UserError("the folder source needs a path: set data.path to a folder")
     root = Path(path) / split
     if not root.is_dir():
       raise UserError(f"no such folder: {root} (data.path is {path!r})")

@@ -4,15 +4,66 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dp_jax.data.sources.images import ImageDecoder
+from dp_jax.data.sources.images import ImageDecoder, ImageOptions
+from dp_jax.data.sources.options import Context
 from dp_jax.data.sources.source import DataError, Record, RecordError, SourceInfo, no_column
 from dp_jax.errors import UserError
 from dp_jax.files.ordinary import sample_digest, sizes_of
+
+
+@dataclass(frozen=True)
+class HfOptions(ImageOptions):
+  """Keys of Hugging Face data sets.
+
+  Attributes:
+    label_columns: its one column of labels; left out, the only ClassLabel, or else "label".
+    features: its one column of vectors or arrays.
+    image_column: in place of features, the column of images; left out, the only one.
+  """
+
+  HOLDS = "data set"
+  label_columns: tuple[str, ...] | None = None
+  features: tuple[str, ...] | None = None
+  image_column: str | None = None
+
+  def __post_init__(self) -> None:
+    """Refuses several columns."""
+    super().__post_init__()
+    if max(len(self.label_columns or ()), len(self.features or ())) > 1:
+      raise UserError(
+        f"data.features={self.features} and data.label_columns={self.label_columns} of an hf source"
+        " must name one column each."
+      )
+
+  def open(self, split: str, context: Context) -> HfSource:
+    """Opens a split of data.path."""
+    images = len(context.input_shape or ()) == 3
+    return HfSource(
+      context.required_path("a folder of save_to_disk"), split,
+      decoder=self.decoder(context.input_shape) if images else None,
+      input_column=self.image_column or (self.features or (None,))[0],
+      label_column=(self.label_columns or (None,))[0],
+    )  # fmt: skip
+
+  @property
+  def decodes(self) -> bool:
+    """Whether the records are images: unless columns of numbers are named."""
+    return self.features is None
+
+  def inputs(self) -> dict[str, Any]:
+    """The column of vectors."""
+    return {"features": self.features}
+
+  def reading(self) -> dict[str, Any]:
+    """All columns, and how images are decoded."""
+    columns = {"label_columns": self.label_columns, "image_column": self.image_column}
+    return {**columns, **super().reading()}
 
 
 class HfSource:
@@ -24,7 +75,7 @@ class HfSource:
 
   def __init__(
     self,
-    path: str | None,
+    path: str,
     split: str,
     *,
     decoder: ImageDecoder | None = None,
@@ -50,8 +101,6 @@ class HfSource:
       raise UserError(
         f"the hf source needs the package datasets: pip install 'dp_jax[hf]' ({error})"
       ) from error
-    if not path:
-      raise UserError("the hf source needs a path: set data.path to a folder of save_to_disk")
     if not Path(path).is_dir():
       raise UserError(f"no such folder: {path}")
     try:

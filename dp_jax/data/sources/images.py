@@ -9,11 +9,12 @@ import math
 import os
 import warnings
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 from PIL import Image
 
+from dp_jax.data.sources.options import SourceOptions
 from dp_jax.data.sources.source import Interpolation, RecordError, ResizePolicy
 from dp_jax.errors import UserError
 from dp_jax.files.ordinary import open_regular
@@ -30,7 +31,7 @@ MAX_PIXELS = 2**27
 
 # What says nothing of the record: no memory or file handles, a drive that fails or is away. The
 # same step would differ when it is repeated. Anything else is wrong with one path or file.
-_FAULTS_OF_THE_MACHINE = {
+FAULTS_OF_THE_MACHINE = {
   getattr(errno, name) for name in (
     "EIO", "ENOMEM", "EMFILE", "ENFILE", "EINTR", "ENOBUFS", "ESTALE", "ETIMEDOUT", "ENOTCONN",
     "ECONNREFUSED", "ECONNRESET", "ECONNABORTED", "EHOSTDOWN", "EHOSTUNREACH", "ENETDOWN",
@@ -81,7 +82,7 @@ class ImageDecoder:
       )
     # A warning or a log line would tell of a record; what matters raises. A warning is counted to
     # the module that calls, which may be this one.
-    warnings.filterwarnings("ignore", module=r"(PIL\.|dp_jax\.data\.images)")
+    warnings.filterwarnings("ignore", module=r"(PIL\.|dp_jax\.data\.sources\.images)")
     logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
   def read(self, path: str | os.PathLike[str]) -> np.ndarray:
@@ -99,7 +100,7 @@ class ImageDecoder:
         content = file.read(MAX_BYTES + 1) if size else b""
     except OSError as error:
       text = error.strerror or "the machine does not say why"
-      if error.errno in _FAULTS_OF_THE_MACHINE:
+      if error.errno in FAULTS_OF_THE_MACHINE:
         raise OSError(error.errno, f"images cannot be read: {text}") from None
       raise RecordError(f"cannot be read: {text}") from None
     except ValueError:  # a name that no file can have
@@ -151,6 +152,55 @@ class ImageDecoder:
     kept = scale * self.shape[1], scale * self.shape[0]
     left, top = (width - kept[0]) / 2, (height - kept[1]) / 2
     return left, top, left + kept[0], top + kept[1]
+
+
+@dataclass(frozen=True)
+class ImageOptions(SourceOptions):
+  """Keys of sources that decode images.
+
+  Attributes:
+    resize: how encoded images are brought to data.input_shape: centre_crop, stretch or none, as
+      `ImageDecoder` says.
+    crop_fraction: of centre_crop, how much of the height and width is kept.
+    interpolation: bilinear or bicubic, of images that are resized.
+  """
+
+  resize: ResizePolicy = "centre_crop"
+  crop_fraction: float = 1.0
+  interpolation: Interpolation = "bilinear"
+
+  def __post_init__(self) -> None:
+    """Refuses a crop that resize does not make."""
+    if self.crop_fraction != 1 and self.resize != "centre_crop":
+      raise UserError(
+        f"data.crop_fraction={self.crop_fraction} is of centre_crop, and"
+        f" data.resize={self.resize!r} does not use it: leave it out."
+      )
+
+  @property
+  def decodes(self) -> bool:
+    """Whether the records are encoded images."""
+    return True
+
+  def decoding(self) -> dict[str, Any]:
+    """How, where they are."""
+    names = ("resize", "crop_fraction", "interpolation")
+    return {name: getattr(self, name) for name in names} if self.decodes else {}
+
+  def decoder(self, shape: tuple[int, ...] | None) -> ImageDecoder:
+    """The decoder to data.input_shape, which must be declared."""
+    if shape is None or len(shape) != 3:
+      raise UserError(
+        "encoded images are brought to one public shape: declare data.input_shape as"
+        f" (height, width, channels), for example (224, 224, 3), not {shape}"
+      )
+    size = (shape[0], shape[1], shape[2])
+    return ImageDecoder(size, self.resize, self.crop_fraction, self.interpolation)
+
+
+def decoding_of(options: SourceOptions) -> dict[str, Any]:
+  """How a source decodes images; of one that has none to decode, as if it did by default."""
+  return options.decoding() or ImageOptions().decoding()
 
 
 def _converted(image: Image.Image, mode: str) -> Image.Image:

@@ -20,12 +20,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
+from dp_jax.data.sources.options import Context, SourceOptions
 from dp_jax.data.sources.source import DataError, SourceInfo, no_column
 from dp_jax.errors import UserError
 from dp_jax.files.ordinary import WHOLE_BYTES
@@ -37,10 +39,21 @@ _BFLOAT16 = "bfloat16"
 _HASHED_ROWS = 1024
 
 
+@dataclass(frozen=True)
+class NpyOptions(SourceOptions):
+  """Shards have no keys of their own."""
+
+  HOLDS = "arrays"
+
+  def open(self, split: str, context: Context) -> NpyShards:
+    """Opens a split of data.path."""
+    return NpyShards(context.required_path("a folder of .npy shards"), split)
+
+
 class NpyShards:
   """One split of a folder of .npy shards, read through memory maps: only what is asked for."""
 
-  def __init__(self, path: str | None, split: str):
+  def __init__(self, path: str, split: str):
     """Opens the split.
 
     Args:
@@ -51,8 +64,6 @@ class NpyShards:
     Raises:
       ValueError: if the folder or split is not there, or the files do not fit each other.
     """
-    if not path:
-      raise UserError("the npy source needs a path: set data.path to a folder of .npy shards")
     self._folder, self._split = Path(path), split
     manifest = _read_manifest(self._folder, split)
     inputs = self._open("inputs", manifest)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pathlib
 import zipfile
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dp_jax.data.sources.options import Context, SourceOptions
 from dp_jax.data.sources.source import ArraySource, DataError, SourceInfo
 from dp_jax.errors import UserError
 
@@ -16,7 +18,18 @@ _IMAGE_KEYS = ("SPLIT_image", "SPLIT_images", "x_SPLIT", "SPLIT_features")
 _LABEL_KEYS = ("SPLIT_label", "SPLIT_labels", "y_SPLIT")
 
 
-def open_npz(path: str | None, split: str) -> ArraySource:
+@dataclass(frozen=True)
+class NpzOptions(SourceOptions):
+  """Arrays in a file have no keys of their own."""
+
+  HOLDS = "arrays"
+
+  def open(self, split: str, context: Context) -> ArraySource:
+    """Opens a split of data.path, as `open_npz` says."""
+    return open_npz(context.required_path("a file or folder"), split)
+
+
+def open_npz(path: str, split: str) -> ArraySource:
   """Opens one split of an .npz file, or of a folder with one such file per split.
 
   Pixel values keep their dtype if it is uint8 and become float32 otherwise. The number of
@@ -38,8 +51,6 @@ def open_npz(path: str | None, split: str) -> ArraySource:
     ValueError: if the path is missing, is no .npz file, lacks an array, or the arrays are not
       [N, H, W] or [N, H, W, C] numbers, or [N, d] numbers that are not uint8, and N integers.
   """
-  if not path:
-    raise UserError("the npz source needs a path: set data.path to a file or folder")
   location = pathlib.Path(path)
   if location.is_dir():
     file = location / f"{split}.npz"

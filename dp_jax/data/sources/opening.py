@@ -1,122 +1,85 @@
-"""Opens a source by its name: the one place that knows all of them."""
+"""The table of sources: what data.source may name, and the keys that each one has."""
 
 from __future__ import annotations
 
-from dp_jax.data.sources.source import Head, Interpolation, ResizePolicy, Source
-from dp_jax.data.sources.table_spec import TableSpec
+import dataclasses
+from typing import Any
+
+from dp_jax.data.sources.csv_source import Csv
+from dp_jax.data.sources.custom import GIVEN, CustomOptions, GivenOptions
+from dp_jax.data.sources.digits import DigitsOptions
+from dp_jax.data.sources.folder import FolderOptions
+from dp_jax.data.sources.hf_source import HfOptions
+from dp_jax.data.sources.npy_shards import NpyOptions
+from dp_jax.data.sources.npz import NpzOptions
+from dp_jax.data.sources.options import Context, SourceOptions
+from dp_jax.data.sources.rendered_digits import RenderedDigitsOptions
+from dp_jax.data.sources.source import Head, Source
+from dp_jax.data.sources.tfds_source import TfdsOptions
 from dp_jax.errors import UserError
 
+_CUSTOM, _TFDS = "package.module:function", "tfds:NAME"
+# The modules leave what takes long to import to `open`.
+SOURCES: dict[str, type[SourceOptions]] = {
+  "digits": DigitsOptions,  # the scans that scikit-learn ships
+  "rendered_digits": RenderedDigitsOptions,  # drawn here, public
+  "npz": NpzOptions,  # arrays in files
+  "npy": NpyOptions,  # memory-mapped shards
+  "folder": FolderOptions,  # images in class folders
+  "csv": Csv,  # a table of numbers or of image paths
+  "hf": HfOptions,  # a Hugging Face data set on disk
+  _TFDS: TfdsOptions,  # a prepared TensorFlow Datasets data set
+  _CUSTOM: CustomOptions,  # a function of other people
+  GIVEN: GivenOptions,  # what a program gives to `dp_jax.train`
+}
 
-def open_source(
-  name: str,
-  split: str,
-  *,
-  path: str | None = None,
-  seed: int = 0,
-  num_records: int | None = None,
-  input_shape: tuple[int, ...] | None = None,
-  resize: ResizePolicy = "centre_crop",
-  crop_fraction: float = 1.0,
-  interpolation: Interpolation = "bilinear",
-  class_names: tuple[str, ...] | None = None,
-  table: TableSpec | None = None,
-  input_column: str | None = None,
-  label_column: str | None = None,
-) -> Source:
+
+def options_of(source: str) -> type[SourceOptions]:
+  """The options that a source has, by what data.source is; imports nothing of other people.
+
+  Raises:
+    UserError: if there is no such source.
+  """
+  kind = source
+  if ":" in source:
+    kind = _TFDS if source.startswith("tfds:") else _CUSTOM
+  if kind not in SOURCES:
+    raise UserError(f"unknown data source {source!r}; use one of {', '.join(SOURCES)}")
+  return SOURCES[kind]
+
+
+def open_split(options: SourceOptions, split: str, context: Context) -> Source:
+  """Opens a split of a source, cut to data.num_records.
+
+  Raises:
+    UserError: as `SourceOptions.open` does, and for a number of records below 1.
+  """
+  count = context.num_records
+  if count is not None and count < 1:
+    raise UserError(f"num_records must be at least 1, not {count}")
+  source = options.open(split, context)
+  return source if count is None or options.MAKES_RECORDS else Head(source, count)
+
+
+def open_source(name: str, split: str, options: SourceOptions | None = None, **keys: Any) -> Source:
   """Opens a source by name.
 
   Args:
-    name: "digits" (the scans that scikit-learn ships), "rendered_digits" (drawn here, public),
-      "npz" (arrays in files), "npy" (memory-mapped shards), "folder" (images in class folders),
-      "csv" (a table of numbers or of image paths), "hf" (a Hugging Face data set on disk) or
-      "tfds:NAME" (a prepared TensorFlow Datasets data set).
-    split: "train" or "test", or what the tfds data set calls its splits.
-    path: the file or folder of "npz" and "csv", the folder of "npy", "folder" and "hf"; the
-      data_dir of "tfds:NAME".
-    seed: picks the split of "digits" and the drawings of "rendered_digits".
-    num_records: how many digits to render (default 20,000); for the other sources, reads only
-      the first so many records.
-    input_shape: (height, width, channels) to which encoded images are brought.
-    resize: how, as `dp_jax.data.sources.images.ImageDecoder` says.
-    crop_fraction: of "centre_crop", how much of the height and width is kept.
-    interpolation: of what is resized.
-    class_names: of "folder", its class folders in the order of their labels; None takes those that
-      are there, sorted, but for those that systems leave.
-    table: how the rows of "csv" become records.
-    input_column: of "hf"; None takes its only column of images.
-    label_column: of "hf"; None takes its only ClassLabel, or "label".
-
-  Returns:
-    The source.
+    name: what data.source may be: a key of SOURCES, tfds:NAME or package.module:function.
+    split: "train", "test", or what the source calls its splits.
+    options: the keys of the source's own; None takes their defaults.
+    **keys: those of them that differ, and any of `Context`: `path="scans", resize="stretch"`.
 
   Raises:
-    ValueError: for an unknown name or split, or a file that is missing or malformed. What may be a
-      record's, a name in a first line or of a folder, is the detail of a DataError, not its text.
+    UserError: for an unknown name, key or split, or a file that is missing or malformed. What may
+      be a record's, a name in a first line or of a folder, is the detail of a DataError, not its
+      text.
   """
-  # Imported here so that a source's own dependencies are only needed where it is used.
-  source: Source
-  if num_records is not None and num_records < 1:
-    raise UserError(f"num_records must be at least 1, not {num_records}")
-  if name == "rendered_digits":
-    from dp_jax.data.sources import rendered_digits
-
-    count = rendered_digits.DEFAULT_NUM_RECORDS if num_records is None else num_records
-    return rendered_digits.open_rendered_digits(split, seed=seed, num_records=count)
-  if name == "digits":
-    from dp_jax.data.sources import digits
-
-    source = digits.open_digits(split, seed=seed)
-  elif name == "npz":
-    from dp_jax.data.sources import npz
-
-    source = npz.open_npz(path, split)
-  elif name == "npy":
-    from dp_jax.data.sources import npy_shards
-
-    source = npy_shards.NpyShards(path, split)
-  elif name == "folder":
-    from dp_jax.data.sources import folder, images
-
-    decoder = images.ImageDecoder(_image_shape(input_shape), resize, crop_fraction, interpolation)
-    source = folder.FolderSource(path, split, decoder, class_names=class_names)
-  elif name == "csv":
-    from dp_jax.data.sources import csv_source, images
-
-    if table is None:
-      raise UserError("the source csv needs a TableSpec")
-    image_decoder = None
-    if table.image_column is not None:
-      image_decoder = images.ImageDecoder(
-        _image_shape(input_shape), resize, crop_fraction, interpolation
-      )
-    source = csv_source.open_csv(path, split, table, image_decoder)
-  elif name == "hf":
-    from dp_jax.data.sources import hf_source, images
-
-    image_decoder = None
-    if input_shape is not None and len(input_shape) == 3:
-      image_decoder = images.ImageDecoder(
-        _image_shape(input_shape), resize, crop_fraction, interpolation
-      )
-    source = hf_source.HfSource(
-      path, split, decoder=image_decoder, input_column=input_column, label_column=label_column
-    )
-  elif name.startswith("tfds:"):
-    from dp_jax.data.sources import tfds_source
-
-    source = tfds_source.TfdsSource(name.removeprefix("tfds:"), split, data_dir=path)
-  else:
-    raise UserError(
-      f"unknown data source {name!r}; use one of digits, rendered_digits, npz, npy, folder,"
-      " csv, hf, tfds:NAME"
-    )
-  return source if num_records is None else Head(source, num_records)
-
-
-def _image_shape(shape: tuple[int, ...] | None) -> tuple[int, int, int]:
-  if shape is None or len(shape) != 3:
-    raise UserError(
-      "encoded images are brought to one public shape: declare data.input_shape as"
-      f" (height, width, channels), for example (224, 224, 3), not {shape}"
-    )
-  return shape[0], shape[1], shape[2]
+  kind = options_of(name)
+  names = {field.name for field in dataclasses.fields(kind)}
+  own = {key: keys.pop(key) for key in [*keys] if key in names}
+  unknown = {*keys} - {field.name for field in dataclasses.fields(Context)}
+  if unknown:
+    raise UserError(f"the source {name} has no key {min(unknown)!r}")
+  options = kind(**own) if options is None else dataclasses.replace(options, **own)
+  return open_split(options, split, Context(name, **keys))

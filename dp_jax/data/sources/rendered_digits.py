@@ -15,8 +15,8 @@ import numpy as np
 from scipy import special
 
 from dp_jax.data.sources.digits import CLASS_NAMES, IMAGE_SHAPE, VALUE_RANGE
+from dp_jax.data.sources.options import Context, SourceOptions
 from dp_jax.data.sources.source import ArraySource, SourceInfo
-from dp_jax.data.sources.strokes import digit_strokes
 from dp_jax.errors import UserError
 
 DEFAULT_NUM_RECORDS = 20_000
@@ -78,6 +78,18 @@ class Style:
 DEFAULT_STYLE = Style()
 
 
+@dataclass(frozen=True)
+class RenderedDigitsOptions(SourceOptions):
+  """Drawings have no keys of their own: data.seed and data.num_records say which to make."""
+
+  MAKES_RECORDS = True
+
+  def open(self, split: str, context: Context) -> ArraySource:
+    """Renders "train" or "test", 20,000 drawings unless data.num_records says how many."""
+    count = DEFAULT_NUM_RECORDS if context.num_records is None else context.num_records
+    return open_rendered_digits(split, seed=context.seed, num_records=count)
+
+
 def open_rendered_digits(
   split: str,
   *,
@@ -127,6 +139,8 @@ def open_rendered_digits(
 
 def _render(labels: np.ndarray, draws: np.ndarray, style: Style) -> np.ndarray:
   """Draws digits: uint8[n, 8, 8] from labels [n] and uniforms float64[n, _NUM_DRAWS]."""
+  from dp_jax.data.sources.strokes import digit_strokes  # it needs fonts, of large packages
+
   strokes = digit_strokes()
   fonts = (draws[:, _FONT] * len(strokes)).astype(np.int64)
   x, y = np.moveaxis(strokes[fonts, labels].astype(np.float64), -1, 0)

@@ -17,6 +17,9 @@ import numpy as np
 
 from dp_jax.errors import UserError
 
+# Of a longer text in a column a hash is kept: an array of strings is as wide as the longest of
+# them, so that one record could take all memory.
+LONGEST = 1024
 Record = Mapping[str, Any]
 ResizePolicy = Literal["centre_crop", "stretch", "none"]
 Interpolation = Literal["bilinear", "bicubic"]
@@ -104,7 +107,14 @@ class SourceInfo:
 
 
 class Source(Protocol):
-  """Labelled images by index."""
+  """Labelled records by index: what a source of dp_jax, or of other people, must be.
+
+  A record is a function of its index, the same whenever it is read, and by any thread: `gather` is
+  called by several at once. Which records there are, and in which order, must not depend on what
+  other records hold. A record that cannot be read is a RecordError whose text says nothing of it;
+  another exception stops the run, and so tells of the record. `dp_jax.data.sources.custom` makes a
+  source of what has only `__len__` and `__getitem__`.
+  """
 
   @property
   def info(self) -> SourceInfo:
@@ -144,6 +154,13 @@ def no_column(info: SourceInfo, name: str, columns: Iterable[str] = ()) -> DataE
   """The error of a source that has no column of this name."""
   there = ", ".join(sorted(columns)) or "none"
   return DataError(f"{info.name} has no column {name!r}", f"its columns: {there}")
+
+
+def shortened(cell: str) -> str:
+  """A text of a column, or a hash in its place."""
+  if len(cell) <= LONGEST:
+    return cell
+  return f"sha256 {hashlib.sha256(cell.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def file_of(source: Source, index: int) -> str:

@@ -19,12 +19,8 @@ from pyarrow import csv as arrow_csv
 
 from dp_jax.data.group_columns import to_numbers
 from dp_jax.data.sources.absent import ABSENT
-from dp_jax.data.sources.source import DataError
+from dp_jax.data.sources.source import LONGEST, DataError, shortened
 from dp_jax.errors import UserError
-
-# Of a longer cell `strings` has a hash: an array of strings is as wide as the longest of them, so
-# that one record could take all memory.
-LONGEST = 1024
 
 
 @dataclass(frozen=True)
@@ -74,7 +70,7 @@ class Table:
     text = self.text(name)
     cells = text.to_pylist()
     if (pc.max(pc.utf8_length(text)).as_py() or 0) > LONGEST:
-      cells = [cell if len(cell) <= LONGEST else _short(cell) for cell in cells]
+      cells = list(map(shortened, cells))
     return np.array(cells, np.str_)
 
   def absent(self, name: str) -> np.ndarray:
@@ -184,10 +180,6 @@ def _check_quotes(path: Path, content: bytes) -> None:
 def _text(content: bytes) -> io.TextIOWrapper:
   # A cell further down that is no UTF-8 may not matter here.
   return io.TextIOWrapper(io.BytesIO(content), "utf-8-sig", errors="replace", newline="")
-
-
-def _short(cell: str) -> str:
-  return f"sha256 {hashlib.sha256(cell.encode(errors='surrogatepass')).hexdigest()}"
 
 
 def _with_blanks(column: pa.ChunkedArray, blank_rows: list[int]) -> pa.ChunkedArray:

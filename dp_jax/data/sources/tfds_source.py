@@ -5,14 +5,24 @@ from __future__ import annotations
 import hashlib
 import pathlib
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from dp_jax.data.sources.options import Context, SourceOptions
 from dp_jax.data.sources.source import DataError, Record, RecordError, SourceInfo, no_column
 from dp_jax.errors import UserError
 from dp_jax.files.ordinary import sample_digest, sizes_of
+
+
+@dataclass(frozen=True)
+class TfdsOptions(SourceOptions):
+  """Prepared data sets have no keys of their own: data.source has the name."""
+
+  def open(self, split: str, context: Context) -> TfdsSource:
+    """Opens a split, prepared in data.path or else in the default folder of TFDS."""
+    return TfdsSource(context.source.removeprefix("tfds:"), split, data_dir=context.path)
 
 
 class TfdsSource:

@@ -53,15 +53,15 @@ def code_of(
     computes, a hash of the program with its constants, in which every change to the code shows.
   """
   used: dict[str, Any] = {}
-  for what, name, section in (
-    ("model", config.model.name, config.model),
-    ("task", config.task.name, config.task),
-    ("source", config.data.source, config.data),
+  for what, name, kwargs in (
+    ("model", config.model.name, config.model.kwargs),
+    ("task", config.task.name, config.task.kwargs),
+    ("source", config.data.source, getattr(config.data.options, "kwargs", {})),
   ):
     if getattr(given, what) is not None:
       used[what] = {"name": GIVEN, "type": _type_name(getattr(given, what))}
     elif is_code(name):
-      used[what] = described(name, vars(section)["kwargs"])
+      used[what] = described(name, kwargs)
   if not used:
     return {}
   unit = jax.tree.map(lambda x: x[0], task.made_up_units(1, size))

@@ -1,6 +1,7 @@
 """From the data section of a configuration to sources, units and groups."""
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,22 +11,22 @@ from dp_jax.config.data_config import DataConfig
 from dp_jax.config.run_config import Config
 from dp_jax.data.group_columns import bands
 from dp_jax.data.records import RecordSpec
+from dp_jax.data.sources import opening
 from dp_jax.data.sources.absent import ABSENT_IDS, absent
-from dp_jax.data.sources.opening import open_source
+from dp_jax.data.sources.custom import GIVEN, as_source
 from dp_jax.data.sources.source import Source, telling
-from dp_jax.data.sources.table_spec import TableSpec
 from dp_jax.data.unit_ids import RULE, canonical
 from dp_jax.data.unit_index import UnitIndex
 from dp_jax.data.units import Strict, UnitLoader
 from dp_jax.errors import UserError
-from dp_jax.training.setup.reading import image_facts
 
 
 def open_split(
   config: Config,
   name: str,
   *,
-  input_shape: tuple[int, ...] | None = None,
+  given: Any = None,
+  shapes: Mapping[str, Any] | None = None,
   class_names: tuple[str, ...] | None = None,
   labelled: bool = True,
 ) -> Source:
@@ -34,7 +35,8 @@ def open_split(
   Args:
     config: where the records are, and which column holds their units.
     name: of the split.
-    input_shape: what data.input_shape is by default.
+    given: the records themselves, where a program has them (`as_source`).
+    shapes: what a model says of records, in the place of what the configuration leaves out.
     class_names: what data.class_names is by default, so that all splits number classes alike.
     labelled: False does without the labels of a table.
 
@@ -43,16 +45,12 @@ def open_split(
       they were made from private records.
   """
   data = config.data
+  context = data.context(config.privacy.unit, shapes or {}, class_names, labelled)
   with telling(data.declared == "public"):
-    source = open_source(
-      data.source, name, path=data.path, seed=data.seed, num_records=data.num_records,
-      input_shape=data.input_shape or input_shape, resize=data.resize,
-      crop_fraction=data.crop_fraction, interpolation=data.interpolation,
-      class_names=data.class_names or class_names,
-      table=_table_spec(config, labelled) if data.source == "csv" else None,
-      input_column=data.image_column or (data.features or (None,))[0],
-      label_column=(data.label_columns or (None,))[0],
-    )  # fmt: skip
+    if given is None:
+      source = opening.open_split(data.options, name, context)
+    else:
+      source = as_source(given, f"{GIVEN}/{name}", context)
   if source.info.private and data.declared == "public":
     raise UserError(
       f"data.declared='public', but the manifest of {data.path!r} says that it was made from data"
@@ -60,19 +58,6 @@ def open_split(
       " is public."
     )
   return source
-
-
-def _table_spec(config: Config, labelled: bool) -> TableSpec:
-  data, unit = config.data, config.privacy.unit
-  return TableSpec(
-    label_columns=data.label_columns or (), class_names=data.class_names or (),
-    features=data.features or (), feature_ranges=data.feature_ranges or (),
-    feature_defaults=data.feature_defaults, missing_indicators=data.missing_indicators,
-    image_column=data.image_column, image_root=data.image_root, uncertain=data.uncertain,
-    blank=data.blank, split_column=data.split_column, eval_fraction=data.eval_fraction,
-    eval_split=data.eval_split, unit_column=None if unit == "record" else unit, seed=data.seed,
-    labelled=labelled, missing_values=data.missing_values,
-  )  # fmt: skip
 
 
 def is_strict(data: DataConfig) -> Strict:
@@ -196,7 +181,7 @@ def check_held_out(config: Config, source: Source, eval_source: Source) -> None:
 def data_facts(config: Config, loader: UnitLoader) -> dict[str, Any]:
   """What is public of tables and units; how many records were cut off is not, on private data."""
   unit = config.privacy.unit
-  facts: dict[str, Any] = {**_table_facts(config.data), **image_facts(config.data)}
+  facts = config.data.options.facts()
   if unit == "record":
     return facts
   facts["unit_ids"] = RULE
@@ -206,21 +191,6 @@ def data_facts(config: Config, loader: UnitLoader) -> dict[str, Any]:
     facts["units"] = f"which values of {unit} occur in the data"
   if config.data.declared == "public":
     facts["records_left_out"] = loader.num_cut
-  return facts
-
-
-def _table_facts(data: DataConfig) -> dict[str, Any]:
-  """What is declared of a table, for the statement: columns, ranges, imputation values."""
-  if data.source != "csv":
-    return {}
-  named = {name: getattr(data, name) for name in ("features", "image_column", "label_columns")}
-  facts: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-  facts |= {"uncertain_labels": data.uncertain, "blank_labels": data.blank}
-  if data.features:
-    facts["feature_ranges"] = data.feature_ranges
-    middle = [(low + high) / 2 for low, high in data.feature_ranges or ()]
-    facts["feature_defaults"] = data.feature_defaults or middle
-    facts["missing_indicators"] = data.missing_indicators
   return facts
 
 

@@ -162,8 +162,10 @@ def prepare(config: Config, given: Given = NOTHING) -> Run:
     )
   mesh = build_mesh(config.mesh) if config.solver.method == "none" else one_device()
   data = config.data
-  source = open_split(config, data.train_split)
-  eval_source = open_split(config, data.eval_split, class_names=source.info.class_names or None)
+  source = open_split(config, data.train_split, given=given.source)
+  eval_source = open_split(
+    config, data.eval_split, given=given.eval_source, class_names=source.info.class_names or None
+  )
   if data.value_range is None and eval_source.info.value_range != source.info.value_range:
     raise UserError(
       f"the splits have different value ranges, {source.info.value_range} and"

@@ -17,9 +17,6 @@ from dp_jax.models.build import ModelSpec
 from dp_jax.models.pretrained import weights
 from dp_jax.tasks.opening import SHAPES
 
-_TABLE = ("features", "feature_ranges", "feature_defaults", "missing_indicators")
-_IMAGES = ("resize", "crop_fraction", "interpolation")
-_HF = ("label_columns", "features", "image_column")
 # What files of features say of the model that made them.
 _MADE_BY = ("weights_sha256", "preprocessing_sha256")
 # Keys of a reading that are no keys of the data section.
@@ -34,19 +31,11 @@ def reading_of(config: Config, source: Source) -> dict[str, Any]:
   """How records become inputs, as JSON values: declared, or of the format; nothing of records."""
   data, info = config.data, source.info
   found: dict[str, Any] = {_SOURCE: data.source, _SOURCE_RANGE: list(info.value_range)}
-  found |= {name: getattr(data, name) for name in _keys(data)}
-  if found.get("features") and data.source == "csv" and data.feature_defaults is None:
-    found["feature_defaults"] = [(low + high) / 2 for low, high in data.feature_ranges or ()]
+  found |= data.options.reading()
   if made_by := _made_by(info):
     found[_FEATURES_OF] = made_by
-  if data.eval_fraction is not None:
-    found[_SPLIT] = _split(config)
+  found[_SPLIT] = _split(config)
   return dict(plain({name: value for name, value in found.items() if value is not None}))
-
-
-def image_facts(data: DataConfig) -> dict[str, Any]:
-  """How images are decoded, for the statement; empty where none are."""
-  return {name: getattr(data, name) for name in _IMAGES} if _decodes(data) else {}
 
 
 def as_trained(spec: ModelSpec, config: Config) -> Config:
@@ -65,14 +54,16 @@ def as_trained(spec: ModelSpec, config: Config) -> Config:
       "warning: these weights do not say how records became their inputs (they were written before"
       " that was kept): that the configuration says the same as in training is not checked"
     )
-  wanted = {name: known[name] for name in _keys(data) if name in known}
+  own = data.options.reading()
+  wanted = {name: known[name] for name in own if name in known}
   labels = known.get("label_columns") or ()
-  if data.source == "csv" and spec.task.get("class_names") and len(labels) < 2:
+  if "class_names" in own and spec.task.get("class_names") and len(labels) < 2:
     wanted.setdefault("class_names", list(spec.task["class_names"]))
   shape = {name: spec.task[name] for name in SHAPES if name in spec.task}
   problems, taken = [], {}
   for name, value in plain({**wanted, **shape}).items():
-    given, default = plain(getattr(data, name)), plain(getattr(DataConfig, name, None))
+    place = data.options if name in own else data
+    given, default = plain(getattr(place, name)), plain(getattr(type(place)(), name))
     if given == default:
       taken[name] = value
     elif given != value:
@@ -86,7 +77,8 @@ def as_trained(spec: ModelSpec, config: Config) -> Config:
     _log.warning("warning: %s", warning)
   # The shapes are checked by those who open the data.
   new = {name: _tuples(value) for name, value in taken.items() if name in wanted}
-  return dataclasses.replace(config, data=dataclasses.replace(data, **new))
+  options = dataclasses.replace(data.options, **new)
+  return dataclasses.replace(config, data=dataclasses.replace(data, options=options))
 
 
 def check_source(spec: ModelSpec, data: DataConfig, info: SourceInfo) -> None:
@@ -114,14 +106,14 @@ def starting_warnings(config: Config, source: Source) -> tuple[str, ...]:
   if config.model.weights is None:
     return ()
   there = weights.load(Path(config.model.weights))[0].reading
-  here = reading_of(config, source)
-  both = [name for name in (*_TABLE, *_IMAGES) if name in here and name in there]
+  here, options = reading_of(config, source), config.data.options
+  both = [n for n in (*options.inputs(), *options.decoding()) if n in here and n in there]
   unlike = {
     name: f"data.{name} is {here[name]}, and was {there[name]} for {config.model.weights!r}"
     for name in both
     if here[name] != there[name]
   }
-  fatal = [text for name, text in unlike.items() if name in _TABLE]
+  fatal = [text for name, text in unlike.items() if name in options.inputs()]
   if fatal:
     raise UserError(
       f"model.weights were trained on other inputs: {'; '.join(fatal)}. Declare the same, or start"
@@ -129,7 +121,7 @@ def starting_warnings(config: Config, source: Source) -> tuple[str, ...]:
     )
   what = f"the features of model.weights={config.model.weights!r} were"
   _check_made_by(what, there.get(_FEATURES_OF, {}), here.get(_FEATURES_OF, {}))
-  return tuple(text for name, text in unlike.items() if name in _IMAGES)
+  return tuple(text for name, text in unlike.items() if name in options.decoding())
 
 
 def _check_made_by(what: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> None:
@@ -144,46 +136,27 @@ def _check_made_by(what: str, here: Mapping[str, Any], there: Mapping[str, Any])
 def _unlike(known: Mapping[str, Any], config: Config) -> list[str]:
   """What cannot be taken from a model, and may be meant."""
   data, found = config.data, []
-  if known.get("features") and known.get(_SOURCE) == "csv" != data.source:
+  if known.get("feature_ranges") and not hasattr(data.options, "feature_ranges"):
     found.append(
       f"the model was trained on columns of a table, in the order {', '.join(known['features'])}:"
       f" that the source {data.source} holds these, scaled alike, is not checked"
     )
-  split = known.get(_SPLIT)
-  if split is not None and data.eval_fraction is not None and plain(_split(config)) != split:
+  there, here = known.get(_SPLIT), _split(config)
+  if there is not None and here is not None and here != there:
     found.append(
       f"data.eval_split={data.eval_split!r} is another part of the units than training left out"
-      f" (data.eval_fraction, data.seed and privacy.unit were {split}): of the same file, it holds"
+      f" (data.eval_fraction, data.seed and privacy.unit were {there}): of the same file, it holds"
       " records that the model was trained on"
     )
   return found
-
-
-def _keys(data: DataConfig) -> tuple[str, ...]:
-  """Keys of the data section that say how this source's records become inputs and labels."""
-  of_source: tuple[str, ...] = ()
-  if data.source == "csv":
-    table = () if data.image_column is not None else _TABLE
-    of_source = ("label_columns", "class_names", *table)
-  elif data.source == "hf":
-    of_source = _HF
-  elif data.source == "folder":
-    of_source = ("class_names",)
-  return (*of_source, *(_IMAGES if _decodes(data) else ()))
-
-
-def _decodes(data: DataConfig) -> bool:
-  if data.source == "hf":
-    return data.features is None
-  return data.source == "folder" or (data.source == "csv" and data.image_column is not None)
 
 
 def _made_by(info: SourceInfo) -> dict[str, str]:
   return {name: str(info.origin[name]) for name in _MADE_BY if info.origin.get(name)}
 
 
-def _split(config: Config) -> list[Any]:
-  return [config.data.eval_fraction, config.data.seed, config.privacy.unit]
+def _split(config: Config) -> list[Any] | None:
+  return config.data.options.held_out_by(config.data.seed, config.privacy.unit)
 
 
 def _tuples(value: Any) -> Any:
