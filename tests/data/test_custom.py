@@ -125,8 +125,26 @@ def test_what_only_has_records_gets_the_rest():
   # Without labels a record may have none.
   bare = [{"inputs": [0.0, 1.0]}]
   assert as_source(bare, "m", Context(value_range=(0, 1), labelled=False))[0]["label"] == 0
-  with pytest.raises(RecordError, match="has no inputs, or no label"):
-    as_source(bare, "m", CONTEXT)[0]
+  with pytest.raises(RecordError, match="has no inputs"):
+    as_source([{"label": 0}], "m", CONTEXT)[0]
+  spec = one_label((2,), 2, (0.0, 1.0))
+  loader = UnitLoader(as_source(bare, "m", CONTEXT), spec)  # what the task asks for, it needs
+  assert not loader.load(np.arange(1), 1)[0]["record_mask"].any()
+  assert loader.bad_records == {0: "has no label"}
+
+
+def test_arrays_by_name_are_a_source_with_columns():
+  x = np.arange(12, dtype=np.float32).reshape(4, 3)
+  arrays = {"inputs": x, "label": np.arange(4) % 2, "patient": np.array(["a", "a", "b", "c"])}
+  source = as_source(arrays, "mine", CONTEXT)
+  assert source.column("patient").tolist() == ["a", "a", "b", "c"]
+  assert source.info.input_shape == (3,) and source.info.label_shape == ()
+  changed = {**arrays, "patient": np.array(["a", "b", "b", "c"])}
+  assert as_source(changed, "mine", CONTEXT).fingerprint() != source.fingerprint()
+  with pytest.raises(UserError, match="a row for each record"):
+    as_source({**arrays, "label": np.zeros(3, int)}, "mine", CONTEXT)
+  with pytest.raises(UserError, match="the name 'inputs'"):
+    as_source({"x": x}, "mine", CONTEXT)
 
 
 def test_the_fingerprint_is_over_all_content():
