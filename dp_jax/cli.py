@@ -1,7 +1,8 @@
 """The command line: `python -m dp_jax COMMAND`, or `dp-jax COMMAND`.
 
 Exit codes: 0 done, or stopped by SIGTERM with a checkpoint to go on from; 1 a release that does not
-verify; 2 bad input, or a file that cannot be written (one line on standard error).
+verify; 2 bad input, or a file that cannot be read or written (one line on standard error); 3 a
+fault of dp_jax, with its traceback (of private data, in a file that is named).
 """
 
 import logging
@@ -9,15 +10,18 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from absl import flags
 from absl import logging as absl_logging
 
 from dp_jax.commands import compare, features, mechanisms, overrides, runs, sweep
+from dp_jax.commands.base import Command, config_of
 from dp_jax.config.features_config import FeaturesConfig
 from dp_jax.config.run_config import Config
 from dp_jax.errors import UserError
+from dp_jax.files import crash
 from dp_jax.parallel.stopping import Stopped
 
 _TRACEBACK = "DP_JAX_TRACEBACK"
@@ -51,11 +55,14 @@ def main(argv: Sequence[str]) -> int:
   except Stopped as stopped:
     print(stopped, file=sys.stderr)
     return 0
-  except (ValueError, ArithmeticError, OSError) as error:
+  except (UserError, OSError) as error:
     if os.environ.get(_TRACEBACK):
       traceback.print_exc()
     print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
     return 2
+  except Fault as fault:
+    crash.tell(fault.error, private=fault.private, folder=fault.folder)
+    return 3
 
 
 def _run(name: str, argv: list[str]) -> int:
@@ -69,7 +76,39 @@ def _run(name: str, argv: list[str]) -> int:
   if values["help"].value:
     print(f"dp-jax {name} {command.usage}\n\n{command.summary}\n{values.get_help()}")
     return 0
-  return command.execute(values, arguments)
+  try:
+    return command.execute(values, arguments)
+  except (Stopped, UserError, OSError):
+    raise
+  except Exception as error:
+    raise Fault(error, *_whose(command, values)) from error
+
+
+class Fault(Exception):
+  """An exception that no user can mend, and whether what it says may be shown.
+
+  Attributes:
+    error: what was raised.
+    private: whether the command reads data that are not known to be public.
+    folder: the work directory, if the command has one.
+  """
+
+  def __init__(self, error: Exception, private: bool, folder: Path | None):
+    super().__init__(str(error))
+    self.error, self.private, self.folder = error, private, folder
+
+
+def _whose(command: Command, values: flags.FlagValues) -> tuple[bool, Path | None]:
+  """Whether a command reads private data, as far as is known, and its work directory."""
+  folder = (
+    Path(values["workdir"].value) if "workdir" in values and values["workdir"].value else None
+  )
+  if not command.reads_records:
+    return False, folder
+  try:
+    return config_of(values, command.kind).data.declared != "public", folder
+  except Exception:  # the data are private unless a configuration says otherwise
+    return True, folder
 
 
 def _parse(values: flags.FlagValues, name: str, argv: list[str]) -> list[str]:

@@ -18,12 +18,16 @@ class Command(NamedTuple):
     usage: its arguments and main flags.
     define: declares its flags.
     execute: runs it, from parsed flags and arguments; returns the exit code.
+    reads_records: whether an error of it can carry something of the data.
+    kind: what its --config is; None is a `Config`.
   """
 
   summary: str
   usage: str
   define: Callable[[flags.FlagValues], None]
   execute: Callable[[flags.FlagValues, list[str]], int]
+  reads_records: bool = True
+  kind: Any = None
 
 
 def one_argument(arguments: list[str], what: str) -> Path:

@@ -7,6 +7,7 @@ from pathlib import Path
 from absl import flags
 
 from dp_jax.commands.base import Command, config_of, define_config, define_hosts, join_hosts
+from dp_jax.config.features_config import FeaturesConfig
 from dp_jax.errors import UserError
 
 
@@ -18,7 +19,6 @@ def _define(values: flags.FlagValues) -> None:
 
 
 def _features(values: flags.FlagValues, arguments: list[str]) -> int:
-  from dp_jax.config.features_config import FeaturesConfig
   from dp_jax.parallel.hosts import is_process_0, on_all_hosts
   from dp_jax.runs.extract_features import extract_features
 
@@ -50,6 +50,6 @@ def _features(values: flags.FlagValues, arguments: list[str]) -> int:
 COMMANDS = {
   "features": Command(
     "Write the features that a frozen public model gives images; goes on where it was stopped.",
-    "--config=FILE --out=DIR [--config.a.b=value ...]", _define, _features,
+    "--config=FILE --out=DIR [--config.a.b=value ...]", _define, _features, kind=FeaturesConfig,
   ),
 }  # fmt: skip

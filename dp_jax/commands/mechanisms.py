@@ -193,14 +193,14 @@ def _batches(texts: list[str] | None) -> list[int] | None:
 COMMANDS = {
   "calibrate": Command(
     "Find the noise multiplier that meets a target epsilon.",
-    "--epsilon=E --delta=D --sampling_rate=Q --steps=T", _define_calibrate, _calibrate,
+    "--epsilon=E --delta=D --sampling_rate=Q --steps=T", _define_calibrate, _calibrate, False,
   ),
   "epsilon": Command(
     "Compute the epsilon of a noise multiplier.",
-    "--noise_multiplier=Z --delta=D --sampling_rate=Q --steps=T", _define_epsilon, _epsilon,
+    "--noise_multiplier=Z --delta=D --sampling_rate=Q --steps=T", _define_epsilon, _epsilon, False,
   ),
   "plan": Command(
     "Tabulate the noise of each batch size at one guarantee and one compute budget.",
-    "--num_units=N --epsilon=E --delta=D --epochs=M [--plot=FILE.png]", _define_plan, _plan,
+    "--num_units=N --epsilon=E --delta=D --epochs=M [--plot=FILE.png]", _define_plan, _plan, False,
   ),
 }  # fmt: skip

@@ -173,7 +173,7 @@ COMMANDS = {
   ),
   "verify": Command(
     "Re-derive every number of a release's privacy statement.",
-    "DIR/release [--allow_test_key]", _define_verify, _verify,
+    "DIR/release [--allow_test_key]", _define_verify, _verify, False,
   ),
   "evaluate": Command(
     "Evaluate a release on data.eval_split.", "RELEASE --config=FILE", _define_evaluate, _evaluate,

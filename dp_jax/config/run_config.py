@@ -9,6 +9,7 @@ from dp_jax.config.facts import FactsConfig
 from dp_jax.config.sections import LEFT_OUT, from_mapping, plain
 from dp_jax.config.solver_config import SolverConfig, solver_checks
 from dp_jax.errors import UserError
+from dp_jax.files.code import Arguments
 from dp_jax.gradients.clipping import MEMORY_BUDGET
 from dp_jax.models.build import MODELS
 from dp_jax.privacy.sampling.schemes import names as scheme_names
@@ -35,7 +36,9 @@ class ModelConfig:
   """
 
   name: str = "convnet"
-  kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict, metadata={LEFT_OUT: True})
+  kwargs: Mapping[str, Any] = dataclasses.field(
+    default_factory=Arguments, metadata={LEFT_OUT: True}
+  )
   weights: str | None = None
   trainable: str = ".*"
   head_init_std: float | None = None
@@ -53,7 +56,9 @@ class TaskConfig:
   """
 
   name: str = "auto"
-  kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict, metadata={LEFT_OUT: True})
+  kwargs: Mapping[str, Any] = dataclasses.field(
+    default_factory=Arguments, metadata={LEFT_OUT: True}
+  )
 
 
 @dataclasses.dataclass(frozen=True)

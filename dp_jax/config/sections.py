@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from dp_jax.errors import UserError
+from dp_jax.files.code import Arguments
 
 # Metadata of a field: None leaves it out, though it is never None itself.
 LEFT_OUT = "left_out"
@@ -86,7 +87,7 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
   if origin in (Mapping, dict):
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
       raise UserError(f"{where} must be a dictionary from names to values, got {value!r}.")
-    return {key: _tuples(item) for key, item in value.items()}
+    return Arguments({key: _tuples(item) for key, item in value.items()})
   if origin is tuple:
     if not isinstance(value, list | tuple):
       raise UserError(f"{where} must be a sequence, got {value!r}.")

@@ -20,6 +20,13 @@ from typing import Any, cast
 from dp_jax.errors import UserError
 
 
+class Arguments(dict[str, Any]):
+  """Keyword arguments of other code in a configuration, which can be compared and hashed."""
+
+  def __hash__(self) -> int:  # type: ignore[override]
+    return hash(tuple(sorted((name, repr(value)) for name, value in self.items())))
+
+
 def load_callable(name: str) -> Callable[..., Any]:
   """Imports what "package.module:function" names: a function or a class.
 

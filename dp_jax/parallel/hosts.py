@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -23,6 +22,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from dp_jax.errors import UserError
+from dp_jax.files import crash
 from dp_jax.parallel.stopping import Stopped
 from dp_jax.privacy.master_key import MasterKey
 
@@ -31,7 +31,7 @@ T = TypeVar("T")
 HEARTBEAT_SECONDS = 30
 _PACKAGE = Path(__file__).parents[1]
 # What ends one host's work before step 0, and must then end that of all.
-_REFUSALS = (ValueError, ArithmeticError, OSError)
+_REFUSALS = (UserError, OSError)
 
 _log = logging.getLogger(__name__)
 
@@ -115,12 +115,16 @@ def on_all_hosts(action: Callable[[], T]) -> T:
   """
   if jax.process_count() == 1:
     return action()
-  result, problem = None, ""
+  result, problem, fault = None, "", None
   try:
     result = action()
   except _REFUSALS as error:
     problem = str(error) or type(error).__name__
+  except Exception as error:  # whose message may say what a record holds
+    problem, fault = f"{type(error).__name__}, a fault of dp_jax: see what that host says", error
   problems = gather(problem)
+  if fault is not None:
+    raise fault
   if any(problems):
     named = [f"host {i}: {text}" for i, text in enumerate(problems) if text]
     raise SharedError(
@@ -207,10 +211,14 @@ def code_version() -> str:
 
 
 @contextlib.contextmanager
-def stopping_all() -> Iterator[None]:
+def stopping_all(*, private: bool, folder: Path | None = None) -> Iterator[None]:
   """Ends the process at once if it fails where the others do not, so that they notice.
 
   An ordinary exit would wait for the others to finish, while they wait for this one.
+
+  Args:
+    private: whether the data are private, of which no message may be shown.
+    folder: the work directory.
   """
   try:
     yield
@@ -230,7 +238,7 @@ def stopping_all() -> Iterator[None]:
       text = " ".join(str(error).split())
       print(f"error: host {jax.process_index()}: {text}", file=sys.stderr)
     else:
-      traceback.print_exc()
+      crash.tell(error, private=private, folder=folder)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(2 if isinstance(error, _REFUSALS) else 1)
+    os._exit(2 if isinstance(error, _REFUSALS) else 3)

@@ -142,7 +142,7 @@ def extract_features(config: FeaturesConfig, out: Path, *, progress: bool = True
     on_process_0(lambda: stack.enter_context(shards.open()))
     check_shared(out, "the folder of features")
     if not broadcast(shards.complete):
-      with stopping_all():
+      with stopping_all(private=extraction.private):
         _write_shards(extraction, shards, progress)
         on_process_0(shards.finish)
   return extraction.manifest

@@ -171,7 +171,7 @@ def train(
         config.checkpoint.best_metric,
       )  # fmt: skip
       try:
-        with stopping_all():
+        with stopping_all(private=not _is_public(run), folder=folder.path):
           if checkpoints.latest() is None:
             on_all_hosts(lambda: _check_all(run, progress))
           begun, ledger = begin(
@@ -196,7 +196,7 @@ def train(
         checkpoints.close()
       # Before anything is released: with a key, the noise could be taken away.
       on_process_0(lambda: delete_keys(folder.checkpoints))
-      with stopping_all():
+      with stopping_all(private=not _is_public(run), folder=folder.path):
         on_process_0(lambda: finish(folder, ledger, ledger_file))
         _complete(run, folder, state, released, begun.test_key, ledger, start)
     if not _is_public(run):

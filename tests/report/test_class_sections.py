@@ -78,7 +78,9 @@ def _confused(folder, declared, mistakes):
   for taken_for, people in mistakes.items():
     predicted[2 * start : 2 * (start + people)] = taken_for
     start += people
-  run = _run(folder, declared, dataclasses.replace(table, predicted=predicted))
+  run = _run(
+    folder, declared, dataclasses.replace(table, columns={**table.columns, "predicted": predicted})
+  )
   report = render_report(run, {})
   text = (report if declared == "public" else private_path(run)).read_text()
   rows = _section(text, "confusion").split("<tbody>")[1].split("</tbody>")[0].split("</tr>")

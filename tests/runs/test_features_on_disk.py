@@ -158,7 +158,7 @@ def test_several_labels_are_kept_and_trained_on(scans, tmp_path):
     6, 3
   )  # fmt: skip
   prepared = prepare(run)
-  assert type(prepared.task).__name__ == "MultiLabel"
+  assert type(prepared.task.task).__name__ == "MultiLabel"
   unit = {name: x[0] for name, x in prepared.loader.load(np.array([3]), 1)[0].items()}
   loss = jax.grad(prepared.task.loss, argnums=1)
   gradient = loss({}, prepared.params, unit, jax.random.key(0))

@@ -88,7 +88,7 @@ def test_a_shared_end_is_not_taken_for_a_failure_of_one(monkeypatch):
   monkeypatch.setattr("jax.process_count", lambda: 2)
   monkeypatch.setattr(hosts.os, "_exit", lambda code: pytest.fail(f"left with {code}"))
   for error in (Stopped("asked to stop"), hosts.SharedError("all")):
-    with pytest.raises(type(error)), hosts.stopping_all():
+    with pytest.raises(type(error)), hosts.stopping_all(private=False):
       raise error
 
 

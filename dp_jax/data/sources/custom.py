@@ -29,7 +29,7 @@ from dp_jax.data.sources.source import (
   shortened,
 )
 from dp_jax.errors import UserError
-from dp_jax.files.code import check_arguments, described, load_callable
+from dp_jax.files.code import Arguments, check_arguments, described, load_callable
 
 # What data.source is where a program gives the records themselves.
 GIVEN = "given"
@@ -49,7 +49,7 @@ class CustomOptions(SourceOptions):
     kwargs: what else it is called with: JSON values.
   """
 
-  kwargs: dict[str, Any] = field(default_factory=dict)
+  kwargs: dict[str, Any] = field(default_factory=Arguments)
 
   def __post_init__(self) -> None:
     """Refuses what it is called with anyway."""

@@ -13,7 +13,6 @@ from test_rules import CASES
 from dp_jax.gradients.ghost import (
   arrays,
   canonical,
-  engine,
   interpreter,
   lookups,
   plan,
@@ -45,9 +44,9 @@ def _tied_counted_as_two_layers(patch):
 
 
 def _bias_use_missed(patch):
-  original = engine.make_plan
+  original = traced.make_plan
   patch.setattr(
-    engine, "make_plan",
+    traced, "make_plan",
     lambda uses, sizes: [g for g in original(uses, sizes) if uses[g.uses[0]].name != "add"],
   )  # fmt: skip
 
