@@ -227,7 +227,8 @@ def test_a_process_that_differs_stops_all_before_step_0_and_is_named(tmp_path):
 # The broken variant: nobody compares, and each process draws noise with a key of its own.
 UNCHECKED = """
 import sys
-from dp_jax.training import agreement, distributed, run
+from dp_jax.parallel import hosts as distributed
+from dp_jax.training import agreement, run
 distributed.agree = agreement.agree = lambda shown, hidden: None
 original = run.evaluate_state
 def evaluate_state(run, state):

@@ -19,6 +19,7 @@ from dp_jax.gradients.ghost import (
   products,
   rules,
   structure,
+  traced,
 )
 
 

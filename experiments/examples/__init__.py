@@ -1,0 +1,1 @@
+"""Examples: other people's models, tasks and training loops."""
