@@ -9,7 +9,9 @@ Expected:  97.6% on 360 held-out scans (96.5 to 98.5 by split and noise).
 
 from ml_collections import ConfigDict
 
-from configs.digits import get_config as digits
+from dp_jax.config.shipped import beside
+
+digits = beside(__file__, "digits")
 
 
 def get_config() -> ConfigDict:

@@ -20,6 +20,7 @@ from dp_jax.commands import compare, features, mechanisms, overrides, runs, swee
 from dp_jax.commands.base import Command, config_of
 from dp_jax.config.features_config import FeaturesConfig
 from dp_jax.config.run_config import Config
+from dp_jax.config.shipped import located
 from dp_jax.errors import UserError
 from dp_jax.files import crash
 from dp_jax.parallel.stopping import Stopped
@@ -71,7 +72,7 @@ def _run(name: str, argv: list[str]) -> int:
   flags.DEFINE_bool("help", False, "show this help", short_name="h", flag_values=values)
   command.define(values)
   if "config" in values:
-    argv = overrides.rewrite(argv, (Config, FeaturesConfig))
+    argv = overrides.rewrite([located(each) for each in argv], (Config, FeaturesConfig))
   arguments = _parse(values, name, argv)
   if values["help"].value:
     print(f"dp-jax {name} {command.usage}\n\n{command.summary}\n{values.get_help()}")
