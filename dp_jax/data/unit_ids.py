@@ -27,6 +27,7 @@ RULE = (
   " 'A', '7' and '07' are two units"
 )
 _LONGEST = 256
+_TOO_LARGE = "unit ids are numbers too large to tell apart; give them as strings"
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
 # Spaces, and characters that nobody sees: of no width, or byte order marks.
 _UNSEEN = "\u200b\u200c\u200d\u2060\ufeff"
@@ -112,6 +113,10 @@ def as_array(ids: Ids, owner: str) -> tuple[np.ndarray, np.ndarray, int]:
       f"one for each {owner}, not {array.dtype} of shape {array.shape}",
     )
   if array.dtype.kind == "f":
+    # Beyond this neighbouring whole numbers are one float: two people would be one unit, and whole
+    # numbers come as floats where one of them is missing.
+    if (np.abs(array) >= 2.0 ** (np.finfo(array.dtype).nmant + 1)).any():
+      raise UserError(_TOO_LARGE)
     return array, np.isnan(array), 0
   if array.dtype.kind not in "US":
     return array, np.zeros(len(array), bool), 0
@@ -152,9 +157,11 @@ def _texts(values: list) -> np.ndarray:
 
 def _numbers(values: list, nan: set[int]) -> np.ndarray:
   array = np.array([0 if i in nan else v for i, v in enumerate(values)])
-  if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and np.abs(array).max() >= 2**53):
-    raise UserError("unit ids are numbers too large to tell apart; give them as strings")
+  if array.dtype.kind not in "biuf":
+    raise UserError(_TOO_LARGE)
   if nan:
+    if max(abs(int(array.max())), abs(int(array.min()))) >= 2**53:
+      raise UserError(_TOO_LARGE)
     array = array.astype(np.float64)
     array[list(nan)] = np.nan
   return array

@@ -102,3 +102,15 @@ def test_an_id_of_no_one_type_is_not_told(tmp_path):
     assert "canary" not in str(error.value)
   with pytest.raises(ValueError, match="canary"), telling(True):
     UnitIndex.from_ids(["ann", ("canary", "b")], 1)
+
+
+@pytest.mark.parametrize("ids", [
+  [2**60 + 1, 2**60 + 2, None], [-(2**60) - 1, -(2**60) - 2, float("nan")],
+  np.array([2**60 + 1, 2**60 + 2, np.nan]), np.array([2**24 + 1, 2**24, np.nan], np.float32),
+])  # fmt: skip
+def test_whole_numbers_that_a_missing_one_makes_floats_are_not_merged(ids):
+  """P19: two people would be one unit, and whether they are would depend on a third."""
+  with pytest.raises(ValueError, match="too large to tell apart"):
+    UnitIndex.from_ids(ids, 1)
+  assert len(UnitIndex.from_ids([2**60 + 1, 2**60 + 2], 1).members) == 2
+  assert len(UnitIndex.from_ids([2**53 - 1, 2**53 - 2, None], 1).members) == 2
