@@ -181,3 +181,27 @@ def test_people_and_records_have_no_common_budget(shared, tmp_path):
       prepare(small_config(privacy__epsilon=0.5, train__steps=2)).mechanism, "training",
       unit="patient_id",
     )  # fmt: skip
+
+
+def test_a_ledger_that_cannot_be_written_does_not_bind_the_folder(tmp_path):
+  (tmp_path / "file").write_text("")
+  with pytest.raises(OSError, match="file"):
+    _train(tmp_path / "run", 3.0, ledger_file=tmp_path / "file" / "ledger.jsonl")
+  assert not (tmp_path / "run" / "private" / "ledger_identity.json").exists()
+  _train(tmp_path / "run", 3.0, ledger_file=tmp_path / "good.jsonl")
+  assert len(Ledger(tmp_path / "good.jsonl").releases) == 1
+
+
+def test_an_entry_that_may_be_on_the_disk_binds_the_folder(tmp_path, monkeypatch):
+  append = Ledger._append
+
+  def fail(self, content, file):
+    append(self, content, file)
+    raise OSError("the disk")
+
+  with monkeypatch.context() as patch:
+    patch.setattr(Ledger, "_append", fail)
+    with pytest.raises(OSError, match="the disk"):
+      _train(tmp_path / "run", 3.0, ledger_file=tmp_path / "ledger.jsonl")
+  with pytest.raises(ValueError, match="give the same --ledger"):
+    _train(tmp_path / "run", 3.0, ledger_file=tmp_path / "other.jsonl")

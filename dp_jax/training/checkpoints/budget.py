@@ -48,10 +48,11 @@ def reserve(
   try:
     ledger.reserve_all(run.releases, unit=run.privacy.unit, run=key_digest)
   except ValueError:
-    if there:
-      _note(folder, there)
-    else:  # or else the folder would claim to have reserved
-      folder.ledger_identity.unlink()
+    _restore(folder, there)
+    raise
+  except OSError:
+    if not _may_hold(ledger, key_digest):
+      _restore(folder, there)
     raise
   return ledger
 
@@ -73,6 +74,22 @@ def finish(folder: WorkDir, ledger: Ledger | None, shared: Path | None) -> None:
     there["token"] = secrets.token_hex(16)
     _note(folder, there)  # first, so that whoever is killed now is known by it
   ledger.finish(there["run"], there["token"])
+
+
+def _restore(folder: WorkDir, there: dict[str, Any]) -> None:
+  """What the folder said before: or else it would claim to have reserved."""
+  if there:
+    _note(folder, there)
+  else:
+    folder.ledger_identity.unlink()
+
+
+def _may_hold(ledger: Ledger, run: str) -> bool:
+  """Whether a run may be in the file of a ledger, which could not be written."""
+  try:
+    return ledger.path is not None and ledger.path.exists() and Ledger(ledger.path).has(run)
+  except (ValueError, OSError):
+    return True
 
 
 def _noted(folder: WorkDir) -> dict[str, Any]:
