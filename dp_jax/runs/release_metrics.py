@@ -21,6 +21,7 @@ guarantee of those who are in them alone; whoever may be in both is protected by
 import dataclasses
 import math
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.noise.add_noise import add_noise
 from dp_jax.gradients.noise.jax_keys import step_key
 from dp_jax.models.pretrained import weights
-from dp_jax.models.pretrained.ancestry import GUARANTEE, Ancestor
+from dp_jax.models.pretrained.ancestry import GUARANTEE, Ancestor, Lineage, warnings_about
 from dp_jax.privacy.calibration.calibrate import calibrate
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.master_key import MasterKey
@@ -47,6 +48,7 @@ from dp_jax.runs.using import held_out_loader
 from dp_jax.statement import formatting
 from dp_jax.tasks.evaluate import evaluate
 from dp_jax.training.checkpoints.workdir import append_line
+from dp_jax.training.setup.open_data import refuse_cut
 from dp_jax.training.release import PARAMS, Release, load_release, release_folder, run_folder
 
 # As in clipping: room for the rounding of the sum.
@@ -89,7 +91,7 @@ def release_accuracy(
       " keeps secret: evaluate under zero_out."
     )
   release = load_release(path, trust_code=trust_code)
-  own = _described(path, release)
+  own, *behind = _described(path, release)
   _check_unit(own, unit)
   mechanism = calibrate(PrivacySpec(epsilon, delta, unit, adjacency), FullBatch(), 1, CLIP_NORM)
   values, num_units = held_out_shares(release, config, delta)
@@ -109,7 +111,7 @@ def release_accuracy(
     "num_units": num_units,
     "ledger": {"releases": len(ledger.releases), "epsilon": ledger.epsilon(delta)},
   }
-  result["statement"] = _statement(result, own)
+  result["statement"] = _statement(result, own, behind)
   append_line(run_folder(path) / "released_metrics.jsonl", result)
   return result
 
@@ -120,10 +122,11 @@ def held_out_shares(release: Release, config: Config, delta: float) -> tuple[np.
   Not noised: for `noised_share` alone.
 
   Raises:
-    ValueError: if the split does not say whose the records are, or delta is one over the number of
-      units or more.
+    ValueError: if the split does not say whose the records are, other records decide which are in
+      it, or delta is one over the number of units or more.
   """
   loader = held_out_loader(release, config)
+  refuse_cut(config, loader.source)
   split, index = config.data.eval_split, _units(loader.source, config)
   num_units = len(index.members)
   if delta >= 1 / num_units:
@@ -137,14 +140,18 @@ def held_out_shares(release: Release, config: Config, delta: float) -> tuple[np.
   return shares(held_out.table.of_people(index.unit_of_records, {}, {})), num_units
 
 
-def _described(path: Path, release: Release) -> Ancestor:
-  """What guarantee the model has: by its file, or of an earlier version by privacy.json."""
-  own, privacy = weights.lineage(release_folder(path) / PARAMS)[0], release.privacy
-  if not own.protected or own.unit is not None or privacy is None:
-    return own
-  test_key = bool(privacy.get("randomness", {}).get("test_key"))
-  known: dict[str, Any] = {name: privacy.get(name) for name in GUARANTEE}
-  return dataclasses.replace(own, test_key=test_key, **known)
+def _described(path: Path, release: Release) -> Lineage:
+  """What guarantee the model has, and the weights behind it: by its file.
+
+  The file of an earlier version does not say its guarantee, which is then that of privacy.json.
+  """
+  own, *behind = weights.lineage(release_folder(path) / PARAMS)
+  privacy = release.privacy
+  if own.protected and own.unit is None and privacy is not None:
+    test_key = bool(privacy.get("randomness", {}).get("test_key"))
+    known: dict[str, Any] = {name: privacy.get(name) for name in GUARANTEE}
+    own = dataclasses.replace(own, test_key=test_key, **known)
+  return (own, *behind)
 
 
 def _check_unit(model: Ancestor, unit: str) -> None:
@@ -223,7 +230,7 @@ def noised_share(values: np.ndarray, num_units: int, mechanism: Mechanism, key: 
   return min(1.0, max(0.0, 0.5 + noised / (_MARGIN * num_units)))
 
 
-def _statement(result: dict[str, Any], model: Ancestor) -> str:
+def _statement(result: dict[str, Any], model: Ancestor, behind: Sequence[Ancestor]) -> str:
   unit = formatting.one_line(result["unit"], 60)
   ledger = result["ledger"]
   return (
@@ -233,7 +240,19 @@ def _statement(result: dict[str, Any], model: Ancestor) -> str:
     f" of units, {formatting.count(result['num_units'])}, is public). {_of_the_model(model, unit)}"
     f" The ledger that was given holds {ledger['releases']} releases, epsilon"
     f" {formatting.round_up(ledger['epsilon'])} in all at this delta."
+    f"{''.join(f' Warning: {text}.' for text in _of_ancestors(behind))}"
   )
+
+
+def _of_ancestors(behind: Sequence[Ancestor]) -> list[str]:
+  """What the weights behind the model mean for the accuracy, which tells of their data too."""
+  exposed = [
+    f"weights behind the model ({each.name!r}) hold records declared private that nothing protects,"
+    " and its accuracy tells of them too"
+    for each in behind if each.is_exposed
+  ]  # fmt: skip
+  said = [text for each in behind for text in warnings_about(each, 1)]
+  return list(dict.fromkeys([*exposed, *said]))
 
 
 def _of_the_model(model: Ancestor, unit: str) -> str:

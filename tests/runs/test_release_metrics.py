@@ -12,6 +12,7 @@ from support import flags_of, small_config, write_npz
 
 from dp_jax import cli
 from dp_jax.models.pretrained import weights
+from dp_jax.models.pretrained.ancestry import Ancestor
 from dp_jax.privacy.calibration.calibrate import calibrate
 from dp_jax.privacy.ledger import Ledger
 from dp_jax.privacy.master_key import MasterKey
@@ -261,3 +262,35 @@ def test_what_the_model_itself_promises_is_said(run, held_out, tmp_path, about, 
   config = held_out[0]("whole", _people())
   found = release_accuracy(tmp_path / "run", config, 1.0, 1e-6, tmp_path / "ledger")
   assert re.search(said, found["statement"])
+
+
+def test_a_cut_that_lets_others_in_is_refused(run, held_out, tmp_path):
+  """P19: without "a", whose record is the first, another person's would be among the first 5."""
+  config = held_out[0]("whole", _people())
+  config = dataclasses.replace(config, data=dataclasses.replace(config.data, num_records=5))
+  for enabled in (True, False):  # of the model that would be trained: this is a release anyway
+    privacy = dataclasses.replace(config.privacy, enabled=enabled)
+    config = dataclasses.replace(config, privacy=privacy)
+    with pytest.raises(ValueError, match="num_records=5 has no place under"):
+      release_accuracy(run[0] / "run", config, 1.0, 1e-6, tmp_path / "ledger")
+  assert not (tmp_path / "ledger").exists()
+
+
+def test_the_weights_behind_the_model_are_said(run, held_out, tmp_path):
+  """The accuracy tells of their data too."""
+  spec, arrays = weights.load(run[0] / "run/release/params.safetensors")
+  of_release = {"epsilon": 3.0, "delta": 1e-5, "unit": "person", "adjacency": "zero_out"}
+  behind = (
+    Ancestor("first.safetensors", "ab" * 32, True, "private", **of_release),
+    Ancestor("open.safetensors", "cd" * 32, False, "private"),
+  )
+  model = tmp_path / "run" / "unprotected"
+  model.mkdir(parents=True)
+  (model / "params.safetensors").write_bytes(
+    weights.to_bytes(arrays, spec, declared="public", ancestry=behind)
+  )
+  config = held_out[0]("whole", _people())
+  said = release_accuracy(tmp_path / "run", config, 1.0, 1e-6, tmp_path / "ledger")["statement"]
+  assert "'first.safetensors'" in said and "(3.0, 1e-05) for each person" in said
+  assert "the guarantees add up" in said
+  assert "('open.safetensors') hold records declared private that nothing protects" in said

@@ -76,7 +76,8 @@ def training_units(config: Config, source: Source, record: RecordSpec) -> UnitLo
       has no unit.
   """
   data, unit = config.data, config.privacy.unit
-  _refuse_cut(config, source)
+  if config.privacy.enabled:
+    refuse_cut(config, source)
   with telling(data.declared == "public"):
     ids = None if unit == "record" else source.column(unit)
     units = None if data.units is None or ids is None else _read_units(Path(data.units), ids)
@@ -86,8 +87,12 @@ def training_units(config: Config, source: Source, record: RecordSpec) -> UnitLo
     )  # fmt: skip
 
 
-def _refuse_cut(config: Config, source: Source) -> None:
-  """Refuses records that others let in: one unit less would then move more than itself (P19)."""
+def refuse_cut(config: Config, source: Source) -> None:
+  """Refuses records that others let in: one unit less would then move more than itself (P19).
+
+  Raises:
+    ValueError: naming the cut.
+  """
   cut, privacy = source.info.cut, config.privacy
   where = [
     text for holds, text in (
@@ -95,7 +100,7 @@ def _refuse_cut(config: Config, source: Source) -> None:
       (privacy.adjacency == "add_or_remove_one", "privacy.adjacency='add_or_remove_one'"),
     ) if holds
   ]  # fmt: skip
-  if not privacy.enabled or not cut or not where:
+  if not cut or not where:
     return
   if cut.endswith("class_names=None"):
     if privacy.adjacency != "add_or_remove_one":
