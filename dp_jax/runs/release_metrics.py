@@ -48,8 +48,8 @@ from dp_jax.runs.using import held_out_loader
 from dp_jax.statement import formatting
 from dp_jax.tasks.evaluate import evaluate
 from dp_jax.training.checkpoints.workdir import append_line
-from dp_jax.training.setup.open_data import refuse_cut
 from dp_jax.training.release import PARAMS, Release, load_release, release_folder, run_folder
+from dp_jax.training.setup.open_data import refuse_cut
 
 # As in clipping: room for the rounding of the sum.
 _MARGIN = 1 - 2**-10

@@ -126,9 +126,18 @@ def _unit_problems(ledger: Ledger, unit: str) -> Iterator[str]:
 
 
 def _holds(ledger: Ledger, mechanism: Mechanism, parts: Parts) -> bool:
-  """Whether the ledger has an entry of its own for each mechanism that ran."""
-  left = [release.mechanism for release in ledger.releases if release.selection is None]
-  for each in parts.values() or (mechanism,):
+  """Whether the ledger has an entry of its own for each mechanism that ran.
+
+  That of a part has its purpose too: the statement says what was released by it.
+  """
+  entered = [each for each in ledger.to_list() if each["kind"] == "release"]
+  left = [
+    (each["purpose"] if parts else None, release.mechanism)
+    for each, release in zip(entered, ledger.releases, strict=True)
+    if release.selection is None
+  ]
+  wanted: list[tuple[str | None, Mechanism]] = [*parts.items()] or [(None, mechanism)]
+  for each in wanted:
     if each not in left:
       return False
     left.remove(each)

@@ -35,8 +35,11 @@ TAKEN_ON_TRUST = {
   "parameters.trainable": "how many of the parameters were trained",
   "evaluation": "the accuracy that was measured on public data",
   "software": "the versions of the software",
-  "warnings": "that no warning was left out, but for those on delta and on starting weights",
-  "not_covered": "that no further exception was left out",
+  "warnings": (
+    "what the warnings say, and that none was left out, but for those on delta and on starting"
+    " weights"
+  ),
+  "not_covered": "what is said not to be covered beyond the usual, and that nothing was left out",
 }
 FILES = frozenset({RECORD_NAME, PARAMETERS_NAME, CARD_NAME, manifest.NAME})
 

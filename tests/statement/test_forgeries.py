@@ -14,6 +14,8 @@ import pytest
 from made_up_runs import bound, fit_texts, parameters, write_release
 
 from dp_jax import cli
+from dp_jax.privacy import FullBatch, Mechanism, PrivacySpec, shares
+from dp_jax.privacy.ledger import Ledger
 from dp_jax.statement import manifest, model_card, privacy_json, schema
 from dp_jax.statement.verify import TAKEN_ON_TRUST, verify_release
 
@@ -214,6 +216,32 @@ def test_every_field_is_bound_or_taken_on_trust(release, record):
   }  # fmt: skip
   assert unknown == set()
   assert "hyperparameter_selection" in accepted  # a field that nothing can show
+
+
+def test_a_warning_that_is_made_up_is_said_to_be_taken_on_trust(release, record):
+  """It stands in the statement that is printed under "verified"."""
+  record["warnings"].append("in fact epsilon is 0.001")
+  forge(release, record)
+  found = verify_release(release)
+  assert not found.problems and "in fact epsilon is 0.001" in str(found)
+  assert "- what the warnings say" in str(found)
+
+
+def test_what_the_sums_of_a_solver_were_is_what_the_ledger_says(tmp_path, facts):
+  one, other = (Mechanism(FullBatch(), noise, 1, 1.5) for noise in (8.0, 6.0))
+  parts = {"class sums": one, "second moment": other}
+  ledger = Ledger()
+  ledger.reserve_all(parts, unit="scan")
+  spec = PrivacySpec(shares.account((one, other), 1e-5).epsilon, 1e-5, "scan")
+  record = bound(privacy_json.privacy_record(facts(
+    spec=spec, mechanism=shares.joint((one, other)), parts=parts, num_units=100,
+    ledger_entries=ledger.to_list(), expected_batch_size=100.0,
+  )))  # fmt: skip
+  write_release(tmp_path / "release", record)
+  assert not verify_release(tmp_path / "release").problems
+  record["parts"][0]["purpose"] = "nothing of the records"
+  forge(tmp_path / "release", record)
+  assert "no entry is a release" in verify_release(tmp_path / "release").problems[0]
 
 
 def test_a_record_of_an_earlier_version_is_told_in_one_line(release, record):
