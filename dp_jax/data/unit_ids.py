@@ -32,6 +32,7 @@ _WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")
 # Spaces, and characters that nobody sees: of no width, or byte order marks.
 _UNSEEN = "\u200b\u200c\u200d\u2060\ufeff"
 _ZEROS = re.compile(r"(?<![\d.])0+(?=\d)")
+_TOO_LARGE = "unit ids are numbers too large to tell apart; give them as strings"
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 
 
@@ -100,11 +101,12 @@ def as_array(ids: Ids, owner: str) -> tuple[np.ndarray, np.ndarray, int]:
   """Ids as an array of canonical texts, or of numbers.
 
   Returns:
-    The array, which of them are empty or NaN, and how many are written in another way than they
-    are compared.
+    The array, which of them are empty or not finite, and how many are written in another way than
+    they are compared.
 
   Raises:
     DataError: if they are of several types, or no single ids.
+    ValueError: if they are numbers that their type does not tell apart from others.
   """
   array = ids if isinstance(ids, np.ndarray) and ids.dtype.kind != "O" else _typed(ids, owner)
   if array.ndim != 1 or array.dtype.kind not in "USbiuf":
@@ -113,11 +115,8 @@ def as_array(ids: Ids, owner: str) -> tuple[np.ndarray, np.ndarray, int]:
       f"one for each {owner}, not {array.dtype} of shape {array.shape}",
     )
   if array.dtype.kind == "f":
-    # Beyond this neighbouring whole numbers are one float: two people would be one unit, and whole
-    # numbers come as floats where one of them is missing.
-    if (np.abs(array) >= 2.0 ** (np.finfo(array.dtype).nmant + 1)).any():
-      raise UserError(_TOO_LARGE)
-    return array, np.isnan(array), 0
+    _check_exact(array)
+    return array, ~np.isfinite(array), 0
   if array.dtype.kind not in "US":
     return array, np.zeros(len(array), bool), 0
   texts = canonical(array)
@@ -165,6 +164,13 @@ def _numbers(values: list, nan: set[int]) -> np.ndarray:
     array = array.astype(np.float64)
     array[list(nan)] = np.nan
   return array
+
+
+def _check_exact(array: np.ndarray) -> None:
+  """Refuses floats so large that the ids of two people may have become one of them."""
+  digits = np.finfo(array.dtype).nmant + 1
+  if (np.abs(array[np.isfinite(array)]) >= 2.0**digits).any():
+    raise UserError(_TOO_LARGE)
 
 
 def _kind(cls: type) -> str:

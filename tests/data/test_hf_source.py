@@ -13,6 +13,7 @@ from dp_jax.data import RecordError, UnitLoader, open_source
 from dp_jax.data.sources.custom import as_source
 from dp_jax.data.sources.options import Context
 from dp_jax.data.sources.source import telling
+from dp_jax.data.unit_index import UnitIndex
 
 COUNT = 7
 LEVELS = np.arange(COUNT) * 30
@@ -127,6 +128,32 @@ def test_further_columns(tmp_path):
   told = "no column 'sex'; its columns: age, array, finding"
   with pytest.raises(ValueError, match=told), telling(True):
     source.column("sex")
+
+
+def _column(path, values, kind):
+  columns = {"x": [[0.0, 1.0]] * len(values), "label": [0] * len(values), "person": values}
+  features = {"x": datasets.List(datasets.Value("float32"), length=2),
+              "label": datasets.Value("int64"), "person": kind}  # fmt: skip
+  whole = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+  datasets.DatasetDict({"train": whole}).save_to_disk(str(path))
+  return _open(str(path), image_column="x").column("person")
+
+
+def test_ids_of_a_column_stay_apart_whatever_its_type(tmp_path):
+  """P19: as floats, which missing values would make of them, the first two are one number."""
+  large = _column(tmp_path / "a", [2**53, 2**53 + 1, None, 7], datasets.Value("int64"))
+  assert large.tolist() == ["9007199254740992", "9007199254740993", "", "7"]
+  binary = _column(tmp_path / "b", [b"p1", b"p1 ", None, b"NA"], datasets.Value("binary"))
+  assert UnitIndex.from_ids(binary, 2).unit_of_records.tolist() == [0, 0, -1, -1]
+
+
+@pytest.mark.parametrize(("values", "kind"), [
+  ([["a"], ["a", "b"], ["b"]], datasets.List(datasets.Value("string"))),
+  ([{"id": 1}, {"id": 2}, {"id": 1}], {"id": datasets.Value("int64")}),
+])  # fmt: skip
+def test_a_record_of_several_people_is_not_one_of_a_third(tmp_path, values, kind):
+  with pytest.raises(ValueError, match="column 'person' has no one value for each record"):
+    _column(tmp_path, values, kind)
 
 
 def test_the_fingerprint_follows_records_and_columns(tmp_path):

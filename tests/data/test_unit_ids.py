@@ -70,6 +70,27 @@ def test_what_stands_for_nobody_is_no_unit_unless_it_is_listed(text):
   assert UnitIndex.from_ids([1, -9, 2], 1, missing_values=("-9.0",)).unit_of_records[1] == -1
 
 
+@pytest.mark.parametrize("text", ["-9.0", "-9", " -9 "])
+def test_a_declared_id_of_nobody_is_compared_as_ids_are(text):
+  index = UnitIndex.from_ids(["-9.0", "a", "-9", "b"], 2, missing_values=(text,))
+  assert index.unit_of_records.tolist() == [-1, 0, -1, 1]
+
+
+@pytest.mark.parametrize("ids", [
+  np.array([2.0**53, 2.0**53 + 1, 3]), np.array([2**24, 2**24 + 1, 3], np.float32),
+  np.array([2048, 2049, 3], np.float16), [2**53, 2**53 + 1, None], [2.0**53, 2.0**53 + 1, None],
+])  # fmt: skip
+def test_numbers_of_which_two_may_have_become_one_are_no_ids(ids):
+  """P19: two people in one unit: without one of them its clipped sum is another."""
+  with pytest.raises(ValueError, match="too large to tell apart; give them as strings"):
+    UnitIndex.from_ids(ids, 2)
+
+
+def test_what_is_not_finite_is_no_id():
+  index = UnitIndex.from_ids(np.array([np.inf, 1, np.nan, 2, -np.inf]), 2)
+  assert index.unit_of_records.tolist() == [-1, 0, -1, 1, -1]
+
+
 def test_one_long_id_does_not_widen_all_others():
   ids = ["x" * 10**6, "y", "x" * 10**6, "x" * 10**6 + "z"]
   index = UnitIndex.from_ids(ids, 2)

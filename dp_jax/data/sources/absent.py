@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from dp_jax.data.unit_ids import canonical
+
 # Compared without regard to case, and without spaces around them.
 ABSENT = (
   "", "na", "n/a", "#n/a", "#n/a n/a", "#na", "<na>", "nan", "-nan", "null", "none", ".", "-", "--",
@@ -24,14 +26,14 @@ def absent(
   """Which texts stand for no value.
 
   Args:
-    texts: [n] strings, without spaces around them.
-    declared: what does, in place of the usual; compared as it is. None takes the usual.
+    texts: [n] ids, as `dp_jax.data.unit_ids.canonical` gives them.
+    declared: what does, in place of the usual; compared as ids are. None takes the usual.
     usual: ABSENT or ABSENT_IDS.
 
   Returns:
     bool[n].
   """
   if declared is not None:
-    return np.isin(texts, ["", *declared])
+    return np.isin(texts, canonical(np.array(["", *declared])))
   distinct, inverse = np.unique(texts, return_inverse=True)
   return np.array([text.casefold() in usual for text in distinct.tolist()], bool)[inverse]

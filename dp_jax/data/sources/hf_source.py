@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from dp_jax.data.sources.images import ImageDecoder, ImageOptions
 from dp_jax.data.sources.options import Context
@@ -177,15 +178,20 @@ class HfSource:
     """A column of numbers or strings, [num_records]; "" and NaN for no value.
 
     Raises:
-      ValueError: if there is none of that name.
+      DataError: if there is none of that name, or it holds lists or fields: as texts, those of two
+        people would be a third.
     """
     if name not in self._whole.column_names:
       raise no_column(self._info, name, self._whole.column_names)
     values = self._whole.select_columns([name]).with_format("arrow")[:][name]
+    if pa.types.is_nested(values.type):
+      raise DataError(f"{self._info.name}: column {name!r} has no one value for each record")
+    if pa.types.is_integer(values.type) and values.null_count:
+      values = values.cast(pa.string())  # as floats, two large ones could become one
     array = values.to_numpy()
     if array.dtype.kind in "biuf":
       return array
-    return np.array(["" if value is None else str(value) for value in array])
+    return np.array(["" if value is None else _text(value) for value in array])
 
   def fingerprint(self) -> str:
     """SHA-256 over names and sizes of the Arrow files, the library's own hash, and the columns.
@@ -221,6 +227,10 @@ class HfSource:
       with np.errstate(over="ignore", invalid="ignore"):
         return np.asarray(value).astype(self._info.input_dtype)
     return self._decoder.decode(_known(value["bytes"], "input"))
+
+
+def _text(value: Any) -> str:
+  return value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
 
 
 def _known(value: Any, name: str) -> Any:

@@ -233,7 +233,8 @@ def _without_missing(values: np.ndarray, missing: tuple[str, ...] | None) -> np.
   """Every text of a group is a value, but for what is declared to be none."""
   if missing is None or values.dtype.kind not in "US":
     return values
-  return np.where(np.isin(canonical(values), missing), "", values.astype(str))
+  none = np.isin(canonical(values), canonical(np.array(missing, np.str_)))
+  return np.where(none, "", values.astype(str))
 
 
 def _read_units(path: Path, ids: np.ndarray) -> np.ndarray:
