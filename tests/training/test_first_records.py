@@ -90,6 +90,8 @@ UNUSABLE = {
   "labels of -1": lambda folder: _arrays(folder, labels=np.full(80, -1)),
   "not finite": lambda folder: _arrays(folder, images=np.full((80, 4), np.nan, np.float32)),
   "units that are not listed": _listed,
+  "features without a value": lambda folder: _table(folder, lambda i: f",NA,{i % 2}"),
+  "other ranges than declared": lambda folder: _table(folder, lambda i: f"5{i},120,{i % 2}"),
 }
 
 
@@ -111,6 +113,11 @@ def test_private_data_of_no_use_are_refused_in_fixed_words(tmp_path, kind):
   assert text == str(other.value)
 
 
+@pytest.mark.parametrize("row", [",50,1", "1,,1", "9,100,1", "0,101,1"])
+def test_one_feature_within_its_range_will_do(tmp_path, row):
+  prepare(_config(_table(tmp_path, lambda i: row if i == 60 else ",101,0")))
+
+
 def test_the_command_line_spends_nothing_and_says_one_line(tmp_path, capsys):
   data = UNUSABLE["wrong root of images"](tmp_path)
   ledger, run = tmp_path / "ledger.jsonl", tmp_path / "run"
@@ -129,6 +136,7 @@ def test_the_command_line_spends_nothing_and_says_one_line(tmp_path, capsys):
     ("one cell too many", "record 0 of train.csv/train: the row has 4 cells, not 3"),
     ("not finite", "hold numbers that are not finite"),
     ("labels to be ignored", "Every label is to be ignored"),
+    ("other ranges than declared", "record 0 .*: no feature has a value within its declared range"),
     ("wrong root of images", "record 0 of table.csv/train: cannot be read: No such file"),
   ],
 )

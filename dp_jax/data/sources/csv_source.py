@@ -66,6 +66,7 @@ class CsvSource:
     self._options, self._context = options, context
     self._errors: dict[int, RecordError] = {}
     self._labels = self._read_labels()
+    self._nothing = np.full(table.num_rows, decoder is None)
     self._inputs = self._read_features() if decoder is None else None
     self._paths = None if decoder is None else table.text(options.image_column or "").to_pylist()
     # Where paths start, with a slash at the end.
@@ -132,6 +133,10 @@ class CsvSource:
     named = "" if self._paths is None else self._paths[index]
     return os.path.join(self._root, named) if named else ""
 
+  def says_nothing(self, index: int) -> bool:
+    """Whether no feature of a record has a value within its declared range."""
+    return bool(self._nothing[index])
+
   def column(self, name: str) -> np.ndarray:
     """A column as strings without spaces around them; "" for no value.
 
@@ -187,6 +192,7 @@ class CsvSource:
       values, malformed = self._table.numbers(name)
       self._fail(malformed, RecordError(f"column {name!r} holds what is no finite number"))
       empty = np.isnan(values)
+      self._nothing &= ~((values >= low) & (values <= high))
       filled = np.clip(np.where(empty, default, values), low, high)
       columns.append((filled - low) / (high - low) * 2 - 1)
       missing.append(empty.astype(np.float64))

@@ -169,6 +169,12 @@ def file_of(source: Source, index: int) -> str:
   return "" if named is None else str(named(index))
 
 
+def says_nothing(source: Source, index: int) -> bool:
+  """Whether a record that can be read tells nothing by its inputs, where a source knows that."""
+  asked = getattr(source, "says_nothing", None)
+  return asked is not None and bool(asked(index))
+
+
 class ArraySource:
   """A source that holds all its records in arrays."""
 
@@ -270,6 +276,10 @@ class Head:
   def file_of(self, index: int) -> str:
     """The file of a record of the other source, "" if it names none."""
     return file_of(self._source, index)
+
+  def says_nothing(self, index: int) -> bool:
+    """As the other source says."""
+    return says_nothing(self._source, index)
 
   def column(self, name: str) -> np.ndarray:
     """The first values of a column of the other source."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from dp_jax.data.pipeline import default_workers
 from dp_jax.data.records import RecordSpec, complaint, read_records
-from dp_jax.data.sources.source import file_of
+from dp_jax.data.sources.source import file_of, says_nothing
 from dp_jax.data.units import UnitLoader
 from dp_jax.errors import UserError
 from dp_jax.parallel.hosts import is_process_0
@@ -25,7 +25,8 @@ from dp_jax.training.progress import Progress
 COUNT = 64
 FACT = (
   f"of each split, at least one of the first {COUNT} records that are used and have a label can be"
-  " read; else the run would have been refused"
+  " read and, in a table, has a feature within its declared range; else the run would have been"
+  " refused"
 )
 REMINDER = (
   "the data are private, so nothing here says whether there were records that could not be read and"
@@ -41,8 +42,9 @@ _read_in_full: set[tuple[str, str, str, RecordSpec, str]] = set()
 def check_first_records(loader: UnitLoader, split: str, *, private: bool) -> None:
   """Refuses a split of which nothing can be used, as far as its first records tell.
 
-  A record cannot be used if it is malformed, has no known label, or holds a number that is not
-  finite, which would take its unit's gradient away.
+  A record cannot be used if it is malformed, has no known label, holds a number that is not
+  finite, which would take its unit's gradient away, or is a row of a table without any feature
+  within its declared range: its inputs are then declared ones.
 
   Args:
     loader: of the split; its units say which records are used.
@@ -61,7 +63,7 @@ def check_first_records(loader: UnitLoader, split: str, *, private: bool) -> Non
     return
   where = (
     "data.path, data.image_root, data.label_columns, data.class_names, data.num_classes,"
-    " data.features, privacy.unit and data.units"
+    " data.features, data.feature_ranges, privacy.unit and data.units"
   )
   told = (
     f"Which are bad, and why, is not told of private data: compare {where} with it."
@@ -157,9 +159,12 @@ def _first_problem(loader: UnitLoader) -> str | None:
     for row, index in enumerate(map(int, indices)):
       if not usable[row] and index not in problems:  # a label to be ignored, by a declared rule
         continue
-      if usable[row] and known[row]:
+      nothing = says_nothing(source, index)
+      if usable[row] and known[row] and not nothing:
         return None
-      problem = problems.get(index) or "no label is known"
+      problem = problems.get(index) or (
+        "no feature has a value within its declared range" if known[row] else "no label is known"
+      )
       # Shown of public data alone, by the caller.
       first = first or complaint(source, index, problem, show=True)
       examined += 1
