@@ -237,7 +237,8 @@ def _statement(result: dict[str, Any], model: Ancestor, behind: Sequence[Ancesto
     f"The accuracy on the {result['split']} split was released with"
     f" ({formatting.round_up(result['epsilon'])}, {formatting.plain(result['delta'])})-differential"
     f" privacy for each {unit} of that split ({result['adjacency'].replace('_', '-')}; the number"
-    f" of units, {formatting.count(result['num_units'])}, is public). {_of_the_model(model, unit)}"
+    f" of units, {formatting.count(result['num_units'])}, is public). "
+    f"{_of_the_model(model, unit, result['adjacency'])}"
     f" The ledger that was given holds {ledger['releases']} releases, epsilon"
     f" {formatting.round_up(ledger['epsilon'])} in all at this delta."
     f"{''.join(f' Warning: {text}.' for text in _of_ancestors(behind))}"
@@ -255,7 +256,7 @@ def _of_ancestors(behind: Sequence[Ancestor]) -> list[str]:
   return list(dict.fromkeys([*exposed, *said]))
 
 
-def _of_the_model(model: Ancestor, unit: str) -> str:
+def _of_the_model(model: Ancestor, unit: str, adjacency: str) -> str:
   """What the accuracy means for those whom the model was trained on."""
   if not model.is_release:
     how = "with the noise of a test key" if model.test_key else "without differential privacy"
@@ -263,8 +264,15 @@ def _of_the_model(model: Ancestor, unit: str) -> str:
       f"The model was trained {how}, and its accuracy tells of its training data: this protects"
       f" nobody who is in them, a {unit} of that split among them."
     )
-  other = "" if model.unit in (None, unit) else f" (its guarantee is for each {model.unit})"
+  if (model.unit, model.adjacency) == (unit, adjacency):
+    return (
+      f"It is a release beside that of the model: one {unit} that is in the training data too is"
+      " covered by the sum of both."
+    )
+  own = "does not say for whom its guarantee is"
+  if model.unit is not None:
+    own = f"has a guarantee for each {model.unit} ({str(model.adjacency).replace('_', '-')})"
   return (
-    f"It is a release beside that of the model{other}: one {unit} that is in the training data too"
-    " is covered by the sum of both."
+    f"It is a release beside that of the model, which {own}: the two are of different kinds and do"
+    f" not add up for one {unit} that is in the training data too."
   )

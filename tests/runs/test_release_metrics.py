@@ -251,7 +251,17 @@ def test_ids_that_say_nothing_are_refused_without_a_word_of_them(run, held_out, 
   ({"protected": True, "test_key": True}, "trained with the noise of a test key"),
   ({"protected": True, "guarantee": {
     "epsilon": 1.0, "delta": 1e-5, "unit": "family", "adjacency": "zero_out"
-  }}, r"that of the model \(its guarantee is for each family\): one person"),
+  }}, r"has a guarantee for each family \(zero-out\): the two .* do not add up for one person"),
+  # A person of many records is not protected by a guarantee for each of them.
+  ({"protected": True, "guarantee": {
+    "epsilon": 1.0, "delta": 1e-5, "unit": "record", "adjacency": "zero_out"
+  }}, "has a guarantee for each record .* do not add up for one person"),
+  ({"protected": True, "guarantee": {
+    "epsilon": 1.0, "delta": 1e-5, "unit": "person", "adjacency": "replace_one"
+  }}, r"for each person \(replace-one\): the two are of different kinds and do not add up"),
+  ({"protected": True, "guarantee": {
+    "epsilon": 1.0, "delta": 1e-5, "unit": "person", "adjacency": "zero_out"
+  }}, "one person that is in the training data too is covered by the sum of both"),
 ])  # fmt: skip
 def test_what_the_model_itself_promises_is_said(run, held_out, tmp_path, about, said):
   spec, arrays = weights.load(run[0] / "run/release/params.safetensors")
