@@ -124,8 +124,8 @@ def check_same_data(main: RunView, other: RunView) -> None:
   Raises:
     ValueError: naming the other run, and what differs.
   """
-  if main.declared != other.declared and "public" in (main.declared, other.declared):
-    return  # nothing of the one is shown beside the other
+  if main.declared == "public" != other.declared:
+    return  # nothing of the other is shown
   try:
     tables = [main.table, other.table]
   except ValueError:  # none are kept, or they cannot be read

@@ -53,6 +53,17 @@ def test_groups_of_both_runs_stand_in_the_report(tmp_path, record):
   assert (run / "report.html").read_bytes() == before
 
 
+def test_a_private_run_is_not_set_beside_a_public_one_of_other_data(tmp_path, record):
+  """Which is shown beside it, under private/."""
+  run = _run(tmp_path / "run", {**record, "declared": "private"}, "private", accuracy=0.8)
+  other = _run(tmp_path / "other", None)
+  render_report(run, {"plain": other})
+  assert "unpaired" not in private_path(run).read_text()
+  (other / "predictions.npz").write_bytes(people_table(0.9, data_digest="another").to_bytes())
+  with pytest.raises(ValueError, match=r"'plain' .*their data differ"):
+    render_report(run, {"plain": other})
+
+
 def test_runs_that_kept_no_predictions_are_compared_by_what_they_say_of_their_data(
   tmp_path, record
 ):
