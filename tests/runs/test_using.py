@@ -205,12 +205,44 @@ def test_what_may_be_meant_is_warned_of(trained, tmp_path, caplog):
   assert "holds records that the model was trained on" in caplog.text
 
 
+def test_how_a_file_writes_that_there_is_no_value_is_taken_from_the_release(tmp_path, caplog):
+  """As a number, -9 would be the lowest age; another file may write it otherwise, if it is said."""
+  rows = [f"{(-9, 30, 80)[i % 3]},{i % 9},{('no', 'yes')[i % 3 != 1]}" for i in range(90)]
+  for split in ("train", "test"):
+    (tmp_path / f"{split}.csv").write_text("\n".join(["age,dose,ill", *rows]))
+  config = _config(tmp_path, data__missing_values=["-9"])
+  trained = train(config, tmp_path / "run", progress=False).metrics["test"]["accuracy"]
+  release = tmp_path / "run" / "release"
+  caplog.set_level(logging.WARNING, "dp_jax")
+  bare = small_config(data={"source": "csv", "path": str(tmp_path), "declared": "public"})
+  assert evaluate_release(release, bare)["accuracy"] == pytest.approx(trained)
+  assert "missing_values" not in caplog.text
+  spec = load_release(release).spec
+  assert as_trained(spec, _with(config, missing_values=("x",))).data.missing_values == ("x",)
+  assert "missing_values is ['x'], and was ['-9'] in training" in caplog.text
+
+
+def test_another_column_of_images_is_refused():
+  images = {"image_column": "front", "features": None, "input_shape": [8, 8, 3]}
+  table = {"label_columns": ["ill"], "class_names": ["a", "b"]}
+  config = _images(source="csv", **images, **table)
+  spec = classifier("linear", {}, (8, 8, 3), 2, (0.0, 255.0), ("a", "b"),
+                   reading=reading_of(config, _Source()))  # fmt: skip
+  bare = as_trained(spec, small_config(data={"source": "csv", "path": "x"})).data.options
+  assert (bare.image_column, bare.resize, bare.label_columns) == ("front", "stretch", ("ill",))
+  with pytest.raises(ValueError, match=r"data\.image_column is side, and was front in training"):
+    as_trained(spec, _with(config, image_column="side"))
+
+
 def test_starting_weights_of_other_inputs_are_refused(trained):
   config, release, _ = trained
   start = dataclasses.replace(config.model, weights=str(release / PARAMS))
   prepare(dataclasses.replace(config, model=start))
   for changes, named in (
-    ({"features": ("dose", "age")}, r"were trained on other inputs: data.features is \['dose'"),
+    (
+      {"features": ("dose", "age"), "feature_ranges": ((0.0, 10.0), (20.0, 90.0))},
+      r"were trained on other inputs: data.features is \['dose'",
+    ),
     ({"feature_ranges": ((20.0, 60.0), (0.0, 10.0))}, "trained on other inputs: data.feature_ran"),
   ):
     with pytest.raises(ValueError, match=named):

@@ -38,6 +38,7 @@ class CsvOptions(ImageOptions):
   """
 
   HOLDS = "table"
+  READS_TEXT = True
   label_columns: tuple[str, ...] | None = None
   class_names: tuple[str, ...] | None = None
   features: tuple[str, ...] | None = None
@@ -82,7 +83,11 @@ class CsvOptions(ImageOptions):
 
   def reading(self) -> dict[str, Any]:
     """Labels and inputs, or how images are decoded."""
-    labels = {"label_columns": self.label_columns, "class_names": self.class_names}
+    labels = {
+      "label_columns": self.label_columns,
+      "class_names": self.class_names,
+      "image_column": self.image_column,
+    }
     return {**labels, **super().reading()}
 
   def facts(self) -> dict[str, Any]:

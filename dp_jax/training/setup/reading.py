@@ -17,6 +17,8 @@ from dp_jax.models.build import ModelSpec
 from dp_jax.models.pretrained import weights
 from dp_jax.tasks.opening import SHAPES
 
+# How a file writes that there is no value: another file may write it otherwise.
+_MISSING = "missing_values"
 # What files of features say of the model that made them.
 _MADE_BY = ("weights_sha256", "preprocessing_sha256")
 # Keys of a reading that are no keys of the data section.
@@ -31,7 +33,7 @@ def reading_of(config: Config, source: Source) -> dict[str, Any]:
   """How records become inputs, as JSON values: declared, or of the format; nothing of records."""
   data, info = config.data, source.info
   found: dict[str, Any] = {_SOURCE: data.source, _SOURCE_RANGE: list(info.value_range)}
-  found |= data.options.reading()
+  found |= _own(data, {})[0]
   if made_by := _made_by(info):
     found[_FEATURES_OF] = made_by
   found[_SPLIT] = _split(config)
@@ -54,7 +56,7 @@ def as_trained(spec: ModelSpec, config: Config) -> Config:
       "warning: these weights do not say how records became their inputs (they were written before"
       " that was kept): that the configuration says the same as in training is not checked"
     )
-  own = data.options.reading()
+  own, data = _own(data, known)
   wanted = {name: known[name] for name in own if name in known}
   labels = known.get("label_columns") or ()
   if "class_names" in own and spec.task.get("class_names") and len(labels) < 2:
@@ -62,11 +64,11 @@ def as_trained(spec: ModelSpec, config: Config) -> Config:
   shape = {name: spec.task[name] for name in SHAPES if name in spec.task}
   problems, taken = [], {}
   for name, value in plain({**wanted, **shape}).items():
-    place = data.options if name in own else data
+    place = data.options if hasattr(data.options, name) else data
     given, default = plain(getattr(place, name)), plain(getattr(type(place)(), name))
     if given == default:
       taken[name] = value
-    elif given != value:
+    elif given != value and name != _MISSING:
       problems.append(f"data.{name} is {given}, and was {value} in training")
   if problems:
     raise UserError(
@@ -77,8 +79,24 @@ def as_trained(spec: ModelSpec, config: Config) -> Config:
     _log.warning("warning: %s", warning)
   # The shapes are checked by those who open the data.
   new = {name: _tuples(value) for name, value in taken.items() if name in wanted}
+  common = {_MISSING: new.pop(_MISSING)} if _MISSING in new else {}
   options = dataclasses.replace(data.options, **new)
-  return dataclasses.replace(config, data=dataclasses.replace(data, options=options))
+  return dataclasses.replace(config, data=dataclasses.replace(data, options=options, **common))
+
+
+def _own(data: DataConfig, known: Mapping[str, Any]) -> tuple[dict[str, Any], DataConfig]:
+  """The keys that say how this source reads records, and the section that they are of.
+
+  A table of which neither features nor images are named has those that the model was trained on.
+  """
+  options = data.options
+  unnamed = options.reading().get("image_column") is None and not getattr(options, "features", 1)
+  if unnamed and known.get("image_column"):
+    images: dict[str, Any] = {"image_column": known["image_column"]}
+    options = dataclasses.replace(options, **images)
+    data = dataclasses.replace(data, options=options)
+  missing = {_MISSING: data.missing_values} if options.READS_TEXT else {}
+  return {**options.reading(), **missing}, data
 
 
 def check_source(spec: ModelSpec, data: DataConfig, info: SourceInfo) -> None:
@@ -140,6 +158,13 @@ def _unlike(known: Mapping[str, Any], config: Config) -> list[str]:
     found.append(
       f"the model was trained on columns of a table, in the order {', '.join(known['features'])}:"
       f" that the source {data.source} holds these, scaled alike, is not checked"
+    )
+  given = plain(data.missing_values)
+  if known and data.options.READS_TEXT and given is not None and given != known.get(_MISSING):
+    usual = "the usual texts"
+    found.append(
+      f"data.missing_values is {given}, and was {known.get(_MISSING, usual)} in training: a number"
+      " that stands for no value in one of them alone is read as that number in the other"
     )
   there, here = known.get(_SPLIT), _split(config)
   if there is not None and here is not None and here != there:
