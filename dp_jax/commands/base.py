@@ -59,6 +59,9 @@ def define_config(values: flags.FlagValues) -> None:
 
 def config_of(values: flags.FlagValues, kind: Any = None) -> Any:
   """The checked configuration of --config and its overrides: a `Config`, or another kind."""
+  from ml_collections import config_flags
+
+  from dp_jax.config.facts import set_anew
   from dp_jax.config.run_config import Config
 
   if values["config"].value is None:
@@ -67,8 +70,14 @@ def config_of(values: flags.FlagValues, kind: Any = None) -> Any:
     content = values["config"].value.to_dict()
   except OSError as error:  # ml_collections keeps the failure to load until the first use
     raise UserError(f"cannot load the config file: {str(error).splitlines()[-1]}") from error
-  unset(content, values[UNSET].value or [])
-  set_arguments(content, values[SET].value or [])
+  unset_keys, set_keys = values[UNSET].value or [], values[SET].value or []
+  unset(content, unset_keys)
+  set_arguments(content, set_keys)
+  facts = content.get("facts", {})
+  if facts.get("hyperparameter_selection"):
+    given = [*config_flags.get_override_values(values["config"]), *unset_keys]
+    given += [argument.partition("=")[0] for argument in set_keys]
+    facts["hyperparameter_selection"] = set_anew(facts["hyperparameter_selection"], given)
   return (kind or Config).from_dict(content)
 
 

@@ -170,6 +170,9 @@ def data_checks(data: DataConfig, unit: str, limit: int) -> list[tuple[bool, str
   of_records = unit == "record"
   shown = data.max_records_per_unit
   return [
+    (data.path is None or data.options.READS_PATH, "data.path", data.path,
+     f"is not read by the source {data.source}: set data.source to what that file is, or leave it"
+     " out"),
     (data.min_crop_area == DataConfig.min_crop_area or data.augment == "random_resized_crop",
      "data.min_crop_area", data.min_crop_area, f"is of random_resized_crop, and"
      f" data.augment={data.augment!r} does not use it: leave it out"),

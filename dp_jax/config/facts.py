@@ -7,11 +7,37 @@ the data that they are about, and hold for these alone.
 
 import dataclasses
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 from dp_jax.config.data_config import DataConfig
 from dp_jax.errors import UserError
+
+# Sections whose keys are chosen for a result, and the keys of them that change none or are no
+# choice; of the section privacy those that are.
+_CHOSEN = ("model", "solver", "task", "train")
+_NO_CHOICE = ("train.engine", "train.memory_budget", "train.microbatch_size", "train.tensorboard")
+_OF_PRIVACY = (
+  "sampling", "sampling_rate", "expected_batch_size", "cap", "clipping", "clip_norm"
+)  # fmt: skip
+
+
+def set_anew(chosen: str, keys: Iterable[str]) -> str:
+  """How settings were chosen, less those that flags set anew: of these it is not known.
+
+  Args:
+    chosen: a sentence without a full stop.
+    keys: section.name of what was given by flags.
+  """
+  names = sorted(
+    key for key in {*keys} - {*_NO_CHOICE}
+    if key.split(".")[0] in _CHOSEN or key.removeprefix("privacy.") in _OF_PRIVACY
+  )  # fmt: skip
+  if not names:
+    return chosen
+  were = "was" if len(names) == 1 else "were"
+  return f"{chosen}; for this run {', '.join(names)} {were} set anew, how is not recorded"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -96,3 +96,43 @@ def test_a_template_with_other_data_ends_in_one_line(tmp_path, capsys):
   error = capsys.readouterr().err
   assert error.startswith("error: this configuration declares digits to be public")
   assert error.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+  (["--config.privacy.epsilon=1", "--config.train.microbatch_size=64", "--config.seed=3"], ""),
+  (["--config.train.learning_rate=7"], "; for this run train.learning_rate was set anew, how"),
+  (
+    ["--config.privacy.sampling_rate=none", "--config.privacy.expected_batch_size=64",
+     "--config.model.widths=(8,)"],
+    "; for this run model.widths, privacy.expected_batch_size, privacy.sampling_rate were set anew",
+  ),
+])  # fmt: skip
+def test_what_a_flag_sets_was_not_chosen_as_the_file_says(monkeypatch, flags, said):
+  """The broken variant: "chosen among four settings" of a rate that is none of them."""
+  found = []
+  monkeypatch.setattr("dp_jax.training.run.train", lambda config, *_, **__: found.append(config))
+  argv = ["train", f"--config={ROOT / 'configs' / 'digits.py'}", "--workdir=x", *flags]
+  with pytest.raises(AttributeError):  # there is no result
+    cli.main(argv)
+  chosen = found[0].privacy.hyperparameter_selection
+  own = digits.get_config().facts.hyperparameter_selection
+  assert chosen == own if not said else chosen.startswith(own + said)
+
+
+@pytest.mark.parametrize("source", ["digits", "rendered_digits"])
+def test_a_path_that_is_not_read_is_refused(source):
+  """Else a template trains on its own data, and says so of nothing."""
+  with pytest.raises(ValueError, match=f"'own.npz' is not read by the source {source}: set data.s"):
+    small_config(data={"source": source, "path": "own.npz"})
+
+
+@pytest.mark.parametrize("changes", [
+  {"resize": "stretch"}, {"crop_fraction": 0.5}, {"interpolation": "bicubic"}
+])  # fmt: skip
+def test_how_images_are_decoded_is_refused_where_none_are(changes):
+  (name,) = changes
+  for source in ("digits", "npz", "npy", "tfds:mnist"):
+    with pytest.raises(ValueError, match=rf"data\.{name}=.* is for images in files"):
+      small_config(data={"source": source, **changes})
+  for data in ({"source": "folder"}, {"source": "hf"}, {"source": "csv", "image_column": "x"}):
+    small_config(data={**data, **changes})

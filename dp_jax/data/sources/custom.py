@@ -77,6 +77,8 @@ class CustomOptions(SourceOptions):
 class GivenOptions(SourceOptions):
   """Of records that a program gives: `dp_jax.train(..., source=..., eval_source=...)`."""
 
+  READS_PATH = False
+
   def open(self, split: str, context: Context) -> Source:
     """There is nothing to open."""
     raise UserError(

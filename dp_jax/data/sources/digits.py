@@ -24,6 +24,8 @@ TRAIN_FRACTION = 0.8
 class DigitsOptions(SourceOptions):
   """The scans have no keys of their own: data.seed picks the split."""
 
+  READS_PATH = False
+
   def open(self, split: str, context: Context) -> ArraySource:
     """Opens one side of an 80/20 split of the scans.
 

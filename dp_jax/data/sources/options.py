@@ -59,6 +59,8 @@ class SourceOptions:
 
   # Whether data.num_records is how many to make, and no cut of those that there are.
   MAKES_RECORDS = False
+  # Whether it has a file or folder, data.path.
+  READS_PATH = True
   # Whether its cells are texts, of which data.missing_values says which stand for no value.
   READS_TEXT = False
   # Of a format of a user's own files, what these hold; of a data set, nothing.

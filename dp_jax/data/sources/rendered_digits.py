@@ -83,6 +83,7 @@ class RenderedDigitsOptions(SourceOptions):
   """Drawings have no keys of their own: data.seed and data.num_records say which to make."""
 
   MAKES_RECORDS = True
+  READS_PATH = False
 
   def open(self, split: str, context: Context) -> ArraySource:
     """Renders "train" or "test", 20,000 drawings unless data.num_records says how many."""
