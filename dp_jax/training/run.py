@@ -290,6 +290,13 @@ def _write_measured(
   if run.loader.look_alike:  # which ids do is not public
     text = json.dumps(run.loader.look_alike, indent=2) + "\n"
     write_text(folder.private / "unit_ids_that_look_alike.json", text)
+  # Nor how many records are not used, or whose.
+  counts = {
+    "records_beyond_max_records_per_unit": run.loader.num_cut,
+    "unit_ids_not_written_as_they_are_compared": run.loader.num_respelled,
+  }
+  if any(counts.values()):
+    write_text(folder.private / "units.json", json.dumps(counts, indent=2) + "\n")
 
 
 def _write_result(

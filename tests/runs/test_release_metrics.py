@@ -11,6 +11,8 @@ from scipy import stats
 from support import flags_of, small_config, write_npz
 
 from dp_jax import cli
+from dp_jax.config.run_config import Config
+from dp_jax.data.sources.npy_writer import ShardWriter
 from dp_jax.models.pretrained import weights
 from dp_jax.models.pretrained.ancestry import Ancestor
 from dp_jax.privacy.calibration.calibrate import calibrate
@@ -304,3 +306,24 @@ def test_the_weights_behind_the_model_are_said(run, held_out, tmp_path):
   assert "'first.safetensors'" in said and "(3.0, 1e-05) for each person" in said
   assert "the guarantees add up" in said
   assert "('open.safetensors') hold records declared private that nothing protects" in said
+
+
+def test_a_split_that_other_records_cut_is_refused(run, tmp_path):
+  """P19: without one person's records, those of others would be in it."""
+  folder, config = run
+  writer = ShardWriter(
+    tmp_path / "npy", num_classes=2, value_range=(0.0, 255.0),
+    origin={"cut": {"test": "data.num_records=6"}},
+  )  # fmt: skip
+  images = np.zeros((6, 4, 4, 1), np.uint8)
+  writer.append("test", images, np.arange(6) % 2, {"person": np.arange(6)})
+  writer.close()
+  values = config.to_dict()
+  values["data"] |= {"source": "npy", "path": str(tmp_path / "npy")}
+  config = Config.from_dict(values)
+  for enabled in (True, False):  # what is released here is private all the same
+    privacy = dataclasses.replace(config.privacy, enabled=enabled)
+    other = dataclasses.replace(config, privacy=privacy)
+    with pytest.raises(ValueError, match=r"the manifest's data\.num_records=6 has no place under"):
+      release_accuracy(folder / "run", other, 1.0, 1e-6, tmp_path / "ledger")
+  assert not (tmp_path / "ledger").exists()

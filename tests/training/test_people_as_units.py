@@ -55,6 +55,8 @@ def test_the_statement_names_column_limit_and_what_is_left_out(data, tmp_path, d
   assert public["num_units"] == 40
   assert public["units"] == "which values of person occur in the data"
   assert public.get("records_left_out") == (beyond if declared == "public" else None)
+  kept = json.loads((tmp_path / "run" / "private" / "units.json").read_text())
+  assert kept["records_beyond_max_records_per_unit"] == beyond
   card = (release / "model_card.md").read_text()
   assert "| unit | person |" in card and "| records of a unit, at most | 8 |" in card
   found = verify_release(release)

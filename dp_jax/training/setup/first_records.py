@@ -30,7 +30,8 @@ FACT = (
 )
 REMINDER = (
   "the data are private, so nothing here says whether there were records that could not be read and"
-  " had no weight: private/bad_records.json lists those that were met, if any. Look there."
+  " had no weight: private/bad_records.json lists those that were met, if any, and"
+  " private/units.json how many were beyond data.max_records_per_unit. Look there."
 )
 _CHUNK_BYTES = 2**24
 _MOST_ROWS = 1024

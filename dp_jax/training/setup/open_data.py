@@ -91,7 +91,7 @@ def refuse_cut(config: Config, source: Source) -> None:
   """Refuses records that others let in: one unit less would then move more than itself (P19).
 
   Raises:
-    ValueError: naming the cut.
+    ValueError: naming the cut, and what to do.
   """
   cut, privacy = source.info.cut, config.privacy
   where = [
