@@ -92,3 +92,16 @@ def test_several_labels_are_blank_by_the_same_table(tmp_path):
   cells = [cell for cell in ABSENT if "," not in cell]
   source = _open(tmp_path, [f"1,{cell},1" for cell in cells], spec, header="a,b,bp")
   assert (source.gather(np.arange(len(cells)))["label"] == [1, -1]).all()
+
+
+@pytest.mark.parametrize(("changes", "said"), [
+  ({"class_names": ("0", "9.0"), "missing_values": ("9",)}, "has '9.0', which data.class_names"),
+  ({"class_names": ("well", "None "), "missing_values": ("None",)}, "has 'None '"),
+  ({"class_names": ("1", "1.0")}, "names a class twice"),
+  ({"class_names": ("a", " a")}, "names a class twice"),
+])  # fmt: skip
+def test_declarations_that_contradict_each_other_are_refused(changes, said):
+  """Else all records of a class would vanish, or be of another one."""
+  with pytest.raises(ValueError, match=said):
+    dataclasses.replace(SPEC, **changes)
+  dataclasses.replace(SPEC, class_names=("nan", "inf"), missing_values=("1", "-inf"))

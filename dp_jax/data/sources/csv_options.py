@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -137,9 +138,11 @@ class CsvOptions(ImageOptions):
     self._check_split(context)
 
   def _check_classes(self, names: tuple[str, ...], context: Context) -> None:
-    if len(set(names)) < len(names):
+    cells = [_cell(name) for name in names]
+    if len({*cells}) < len(cells):
       raise UserError(f"data.class_names={names} names a class twice")
-    both = {*names} & {*(context.missing_values or ())}
+    missing = {_cell(text) for text in context.missing_values or ()}
+    both = [name for name, cell in zip(names, cells, strict=True) if cell in missing]
     if both:
       raise UserError(
         f"data.missing_values={context.missing_values} has {min(both)!r}, which data.class_names"
@@ -161,3 +164,12 @@ class CsvOptions(ImageOptions):
       )
     if not 0 < self.eval_fraction < 1:
       raise UserError(f"data.eval_fraction={self.eval_fraction} must lie between 0 and 1")
+
+
+def _cell(text: str) -> str | float:
+  """What two texts have in common that the same cells match: "1" and "1.0", "a" and "a "."""
+  try:
+    number = float(text)
+  except ValueError:
+    return text.strip()
+  return number if math.isfinite(number) else text.strip()
