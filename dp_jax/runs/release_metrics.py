@@ -190,11 +190,11 @@ def _units(source: Source, config: Config) -> UnitIndex:
 def shares(table: PredictionTable) -> np.ndarray:
   """float64[units with a record]: the share of each one's records that are right, in [0, 1].
 
-  A record whose unit is negative has none, and is left out.
+  A record is left out if its unit is negative, so that it has none, or none of its labels is known.
   """
   known = (table.label >= 0).reshape(len(table.unit), -1)
   right = (table.predicted == table.label).reshape(len(table.unit), -1) & known
-  own = table.unit >= 0
+  own = (table.unit >= 0) & known.any(axis=1)
   of_records = (right.sum(axis=1) / np.maximum(known.sum(axis=1), 1))[own]
   _, units = np.unique(table.unit[own], return_inverse=True)
   return np.bincount(units, of_records) / np.maximum(np.bincount(units), 1)

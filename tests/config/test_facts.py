@@ -104,7 +104,8 @@ def test_a_template_with_other_data_ends_in_one_line(tmp_path, capsys):
   (
     ["--config.privacy.sampling_rate=none", "--config.privacy.expected_batch_size=64",
      "--config.model.kwargs.widths=(8,)"],
-    "; for this run model.kwargs.widths, privacy.expected_batch_size, privacy.sampling_rate were set anew",
+    "; for this run model.kwargs.widths, privacy.expected_batch_size, privacy.sampling_rate were"
+    " set anew",
   ),
 ])  # fmt: skip
 def test_what_a_flag_sets_was_not_chosen_as_the_file_says(monkeypatch, flags, said):

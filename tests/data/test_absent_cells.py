@@ -10,6 +10,7 @@ from dp_jax.data import UnitLoader, check_records, open_source
 from dp_jax.data.group_columns import bands
 from dp_jax.data.sources.absent import ABSENT
 from dp_jax.data.sources.csv_source import Csv
+from dp_jax.data.sources.options import Context
 
 SPEC = Csv(
   label_columns=("grade",),
@@ -102,6 +103,11 @@ def test_several_labels_are_blank_by_the_same_table(tmp_path):
 ])  # fmt: skip
 def test_declarations_that_contradict_each_other_are_refused(changes, said):
   """Else all records of a class would vanish, or be of another one."""
+
+  def check(class_names, missing_values=None):
+    spec = dataclasses.replace(SPEC, class_names=class_names)
+    spec.check(Context(missing_values=missing_values))
+
   with pytest.raises(ValueError, match=said):
-    dataclasses.replace(SPEC, **changes)
-  dataclasses.replace(SPEC, class_names=("nan", "inf"), missing_values=("1", "-inf"))
+    check(**changes)
+  check(("nan", "inf"), ("1", "-inf"))

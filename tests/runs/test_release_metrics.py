@@ -13,6 +13,7 @@ from support import flags_of, small_config, write_npz
 from dp_jax import cli
 from dp_jax.config.run_config import Config
 from dp_jax.data.sources.npy_writer import ShardWriter
+from dp_jax.evaluation.predictions import PredictionTable
 from dp_jax.models.pretrained import weights
 from dp_jax.models.pretrained.ancestry import Ancestor
 from dp_jax.privacy.calibration.calibrate import calibrate
@@ -327,3 +328,13 @@ def test_a_split_that_other_records_cut_is_refused(run, tmp_path):
     with pytest.raises(ValueError, match=r"the manifest's data\.num_records=6 has no place under"):
       release_accuracy(folder / "run", other, 1.0, 1e-6, tmp_path / "ledger")
   assert not (tmp_path / "ledger").exists()
+
+
+def test_a_record_of_which_no_label_is_known_is_neither_right_nor_wrong():
+  """It would count as wrong, and a person of such records as one who is always misjudged."""
+  label = np.array([[1, 0], [-1, -1], [-1, 1], [-1, -1]])
+  table = PredictionTable.of_labels(
+    record=np.arange(4), unit=np.array([0, 0, 1, 2]), label=label, predicted=np.ones((4, 2), int),
+    label_probability=np.full((4, 2), 0.5), score=np.zeros((4, 2)),
+  )  # fmt: skip
+  assert shares(table).tolist() == [0.5, 1.0]
