@@ -22,6 +22,7 @@ def _missing(text: str, folder: Path) -> list[str]:
 
   A path starts at the root, in the package, in the tests, or where the document lies.
   """
+  text = re.sub(r"(?ms)^```.*?^```", "", text)  # commands and programs
   words = {word for span in re.findall(r"`([^`]+)`", text) for word in span.split()}
   paths = {each for each in words if CODE.fullmatch(each) and not each.startswith(OF_RUNS)}
   starts = (ROOT, ROOT / "dp_jax", ROOT / "tests", folder)
