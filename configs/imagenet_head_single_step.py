@@ -31,5 +31,5 @@ def get_config() -> ConfigDict:
   config.train.steps = 1
   config.train.optimizer = "lamb"
   config.train.learning_rate = 0.01
-  config.train.microbatch_size = 1024  # see BUILD.md: faster than 4096 on CPUs
+  config.train.microbatch_size = 1024  # faster than 4096 on CPUs: experiments/benchmarks/README.md
   return config

@@ -111,7 +111,7 @@ class TrainConfig:
     weight_decay: decoupled, applied after the noise, outside the clipped loss.
     ema: decay of the exponential moving average of parameters that is released; 0 releases the
       last ones.
-    engine: of clipped_grad.
+    engine: passed to `clipped_grad`.
     microbatch_size: units per device call; changes memory and speed, not the result.
     tensorboard: write event files for TensorBoard, under private/ unless the data is public.
     memory_budget: bytes of per-unit gradients that the ghost engine may keep at a time.

@@ -9,11 +9,14 @@ import jax
 from flax import linen, nnx
 
 from dp_jax.errors import UserError
+from dp_jax.files.code import described
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, FunctionalModel, split
 
 # The name of a model that was given as an object: nothing can rebuild it but who gave it.
 GIVEN = "given as an object"
+# The fact that holds the sha256 of the file of a model of other people.
+CODE = "model_code_sha256"
 # A Flax NNX module; a Linen module with its variables; or a pair of pure functions (init, apply).
 ModelObject = nnx.Module | tuple[Any, Any]
 
@@ -122,6 +125,8 @@ def load_model(
       f"this release names the code {spec.name!r}: give the model (model=), or trust that code"
       " (trust_code=True, or --trust_code), which runs it."
     )
+  if ":" in spec.name and described(spec.name, {})["sha256"] != spec.task.get(CODE, ""):
+    raise UserError(f"the model {spec.name!r} is not the code that the release was made with.")
   model = spec.build(seed)
   if not isinstance(model, nnx.Module):
     raise UserError(

@@ -1,8 +1,8 @@
 """Several hosts as one run: they start together, agree before step 0, and stop together.
 
-The engine is JAX's own: one process a host, joined by `jax.distributed`. The first host (process 0)
-draws the secret key and tells the others, and it alone writes the work directory, but for
-checkpoints, which all write. With one host, every function here does the plain thing.
+The engine is JAX's own: one process a host, joined by `jax.distributed`. Process 0 draws the
+secret key and tells the others, and only it writes the work directory, but for checkpoints, which
+all write. With one host, every function here does the plain thing.
 """
 
 import contextlib
@@ -82,7 +82,7 @@ def join(hosts: Hosts) -> None:
       " --process_id, or start under SLURM or on a Cloud TPU with --distributed."
     ) from error
   if not is_process_0():
-    logging.getLogger("dp_jax").setLevel(logging.ERROR)  # the first host tells it once
+    logging.getLogger("dp_jax").setLevel(logging.ERROR)  # process 0 tells it once
 
 
 def is_process_0() -> bool:
@@ -103,7 +103,7 @@ def gather(text: str) -> list[str]:
 
 
 def broadcast(value: Any) -> Any:
-  """The JSON value that the first host gives; a call of all hosts together."""
+  """The JSON value of process 0, on every host; a call of all hosts together."""
   return value if jax.process_count() == 1 else json.loads(gather(json.dumps(value))[0])
 
 
@@ -134,16 +134,16 @@ def on_all_hosts(action: Callable[[], T]) -> T:
 
 
 def on_process_0(action: Callable[[], T]) -> T | None:
-  """Does something on the first host alone; None on the others, which wait for it.
+  """Does something on process 0 only; None on the others, which wait for it.
 
   Raises:
-    SharedError: on every host, if the first could not.
+    SharedError: on every host, if process 0 could not.
   """
   return on_all_hosts(lambda: action() if is_process_0() else None)
 
 
 def share_key(draw: Callable[[], MasterKey]) -> MasterKey:
-  """The key that the first host draws, on every host; it is shown nowhere."""
+  """The key that process 0 draws, on every host; it is shown nowhere."""
   if jax.process_count() == 1:
     return draw()
   content = np.zeros(33, np.uint8)

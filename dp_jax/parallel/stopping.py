@@ -44,8 +44,8 @@ def _is_alone() -> bool:
 def listening() -> Iterator[StopSignal]:
   """Notes SIGTERM in place of dying of it, so that a step is finished and saved first.
 
-  Outside the main thread, where Python handles no signals, nothing is noted; of several hosts, each
-  leaves it to jax.
+  Outside the main thread, where Python handles no signals, nothing is noted; where there are
+  several hosts, each leaves it to jax.
   """
   stop = StopSignal()
   if not _is_alone() or threading.current_thread() is not threading.main_thread():

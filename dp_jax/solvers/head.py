@@ -66,7 +66,7 @@ class PublicStatistics:
 def public_statistics(
   data: FeatureData, power: float = 1.0, blocks: Blocks = ()
 ) -> PublicStatistics:
-  """Statistics of features that nobody's privacy hangs on, such as those of a public data set."""
+  """Statistics of features that nobody's privacy depends on, such as those of a public data set."""
   total = accumulate(Rows(data, power, blocks=blocks), row_sum(ROW_NORM))
   centre = np.asarray((total.sum + total.error) / data.num_units)
   rows = Rows(data, power, jnp.asarray(centre), blocks=blocks)

@@ -47,7 +47,7 @@ def plain(value: float) -> str:
 
 
 def short(value: float, digits: int = 4) -> str:
-  """A number that no guarantee hangs on, to `digits` significant digits."""
+  """A number that no guarantee depends on, to `digits` significant digits."""
   return plain(float(f"{value:.{digits}g}"))
 
 

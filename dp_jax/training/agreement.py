@@ -37,7 +37,11 @@ def agree_on_run(run: Run, fixed_key: MasterKey | None) -> None:
   Raises:
     SharedError: on every host, naming what differs.
   """
-  shown: dict[str, Any] = {**run.fingerprint(), "code": code_version(), "mesh": describe(run.mesh)}
+  shown: dict[str, Any] = {
+    **run.fingerprint(),
+    "dp_jax": code_version(),
+    "mesh": describe(run.mesh),
+  }
   hidden = {f"{name} (the records)": shown.pop(name, None) for name in _PRIVATE}
   hidden["the number of units"] = run.loader.num_units
   held_out = run.eval_loader.source

@@ -262,7 +262,7 @@ def _complete(
   What the guarantee covers comes first, whole: nothing about the evaluation data can stop it.
   """
   whole = state._replace(average=to_host(state.average))
-  # The first host has a ledger.
+  # Process 0 has a ledger.
   on_process_0(
     lambda: write_parameters(run, folder, whole, released, test_key, cast(Ledger, ledger))
   )

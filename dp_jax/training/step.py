@@ -104,10 +104,10 @@ def build_step(
     expected_batch_size: the public divisor, fixed before step 0. Never the realised batch, whose
       size is not public.
     ema: decay of the moving average.
-    engine: of clipped_grad.
-    clipping: of clipped_grad.
-    memory_budget: of clipped_grad.
-    exact: of clipped_grad, where neighbours may lack a unit.
+    engine: passed to `clipped_grad`.
+    clipping: passed to `clipped_grad`.
+    memory_budget: passed to `clipped_grad`.
+    exact: passed to `clipped_grad`, for where neighbours may lack a unit.
     noise: what adds it, in place of Gaussian noise of stddev that each step draws anew.
     mesh: the devices; None takes one. The number of units of a call must divide by its size.
 

@@ -1,5 +1,6 @@
 """A model, a task and a source of one's own, from a folder outside the repository."""
 
+import dataclasses
 import importlib
 import json
 import os
@@ -81,6 +82,34 @@ def test_code_that_a_release_names_is_not_run_unless_it_is_trusted(run):
     dp_jax.load_release(folder / "run")
   code, _, err = _command(folder, "evaluate", "run/release", "--config=own_config.py")
   assert code == 2 and "--trust_code" in err and "Traceback" not in err
+
+
+def test_a_release_is_not_read_with_other_code_than_it_was_made_with(run, tmp_path, monkeypatch):
+  folder, _ = run
+  own_code.write(tmp_path)
+  (tmp_path / "own.py").write_text((tmp_path / "own.py").read_text() + "# more\n")
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, "own", raising=False)
+  with pytest.raises(
+    ValueError, match=r"own:Regression' is not the code that the release was made"
+  ):
+    dp_jax.load_release(folder / "run", trust_code=True)
+  task = importlib.import_module("own").Regression()
+  with pytest.raises(
+    ValueError, match=r"own:Model' is not the code that the release was made with"
+  ):
+    dp_jax.load_release(folder / "run", task=task, trust_code=True)
+
+
+def test_hosts_compare_the_code_of_others(monkeypatch):
+  """Under one name with the version of dp_jax, it would not be compared."""
+  from dp_jax.training import agreement
+
+  shown = []
+  monkeypatch.setattr(agreement, "agree", lambda seen, hidden: shown.append(seen))
+  run = prepare(small_config())
+  agreement.agree_on_run(dataclasses.replace(run, code={"model": {"sha256": "ab"}}), None)
+  assert shown[0]["code"] == {"model": {"sha256": "ab"}} and "source" in shown[0]["dp_jax"]
 
 
 def test_a_resume_under_other_code_is_refused(run, tmp_path, monkeypatch):

@@ -2,8 +2,8 @@
 
 A row that many tokens share is a sum of as many terms, B T of them, which a scatter adds one after
 the other: in float32 they can round alike, and one unit then moves the sum by more than the clip
-norm. So each token's entry is first rounded to a whole number of a unit that hangs on the clip norm
-and on shapes alone, and whole numbers are added. What a unit adds is then a function of that unit,
+norm. So each token's entry is first rounded to a whole multiple of a grid that depends on the clip
+norm and shapes alone; multiples are added. What a unit adds is then a function of that unit,
 wherever it stands and whatever the others are, and is at most T sqrt(D) half units from its
 gradient: below 2^-13 of the clip norm.
 

@@ -148,7 +148,7 @@ def compare(there: Mapping[str, Any], here: Mapping[str, Any], prefix: str = "")
 
 
 def append_line(path: Path, entry: Mapping[str, Any]) -> None:
-  """Appends one JSON line; of several hosts, the first alone."""
+  """Appends one JSON line; process 0 only."""
   if not is_process_0():
     return
   with open(path, "a") as file:

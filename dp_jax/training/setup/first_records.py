@@ -80,7 +80,7 @@ def check_first_records(loader: UnitLoader, split: str, *, private: bool) -> Non
 def check_all_records(
   loaders: list[UnitLoader], where: str, *, shown: bool, progress: bool, limit: int | None = None
 ) -> None:
-  """Reads every record that units use, in threads; of several hosts each a share.
+  """Reads every record that units use, in threads; each host a share of them.
 
   Args:
     loaders: the splits; what lies in memory was checked when it was opened.

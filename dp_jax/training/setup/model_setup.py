@@ -11,9 +11,10 @@ import jax.numpy as jnp
 from dp_jax.config.run_config import Config
 from dp_jax.data.sources.source import Source
 from dp_jax.errors import UserError
+from dp_jax.files.code import described
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.functional import Arrays, partition, split
-from dp_jax.models.opening import GIVEN, ModelObject, from_object, load_model
+from dp_jax.models.opening import CODE, GIVEN, ModelObject, from_object, load_model
 from dp_jax.models.pretrained import weights
 from dp_jax.tasks.bound import BoundTask
 from dp_jax.tasks.task import Task
@@ -28,7 +29,10 @@ def model_spec(
   if given:
     return ModelSpec(GIVEN, {}, facts, reading_of(config, source))
   kwargs = config.model.kwargs if solving is None else solving.model_sizes()
-  return ModelSpec(config.model.name, kwargs, facts, reading_of(config, source))
+  name = config.model.name
+  if ":" in name:
+    facts = {**facts, CODE: described(name, {})["sha256"]}
+  return ModelSpec(name, kwargs, facts, reading_of(config, source))
 
 
 def build_model(

@@ -215,7 +215,7 @@ def prepare(config: Config, given: Given = NOTHING) -> Run:
     _optimizer(config.train, mechanism.steps) if solving is None else optax.identity(), divisor,
     weights_digest, weights_warnings(config, source, public), source.fingerprint(),
     units_digest(data),
-    {**facts, "taken_from_the_source": assumed, "first_records": FACT,
+    {**spec.task, "taken_from_the_source": assumed, "first_records": FACT,
      **({"code": code} if code else {}),
      **data_facts(config, loader), **_of_public(public)}, warnings,
     behind, code, None, solving, public,
