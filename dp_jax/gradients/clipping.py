@@ -23,7 +23,7 @@ from dp_jax.gradients.engines.dispatch import (
 from dp_jax.gradients.engines.filling import in_blocks
 from dp_jax.gradients.engines.memory import largest_microbatch, temporary_bytes
 from dp_jax.gradients.engines.styles import Shares, StyleName, check_style, make_rule
-from dp_jax.gradients.noise.optax_noise import is_tracing
+from dp_jax.gradients.noise.add_noise import is_tracing
 from dp_jax.gradients.options import (
   MicrobatchSize,
   checked_budget,

@@ -35,9 +35,8 @@ from dp_jax.tasks.evaluate import HeldOut
 from dp_jax.tasks.task import Task
 from dp_jax.training.agreement import agree_on_run, check_shared
 from dp_jax.training.checkpoints.budget import finish, reserve
-from dp_jax.training.checkpoints.checkpoint import Checkpoints
+from dp_jax.training.checkpoints.checkpoint import Checkpoints, delete_keys
 from dp_jax.training.checkpoints.run_key import environment, for_environment
-from dp_jax.training.checkpoints.secret_items import delete_keys
 from dp_jax.training.checkpoints.start import begin
 from dp_jax.training.checkpoints.workdir import WorkDir, owner_only
 from dp_jax.training.completing import note_bad_records, release_stands

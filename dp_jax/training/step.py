@@ -21,7 +21,7 @@ from dp_jax.gradients.clipping import MEMORY_BUDGET, clipped_grad
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.engines.dispatch import ClipAux, LossFn
 from dp_jax.gradients.engines.styles import StyleName
-from dp_jax.gradients.noise.transform import Noise, independent
+from dp_jax.gradients.noise.add_noise import add_noise
 from dp_jax.gradients.optimizers import update_average
 from dp_jax.gradients.per_unit import check_loss
 from dp_jax.parallel import collectives
@@ -38,14 +38,12 @@ class TrainState(NamedTuple):
     params: the trained parameters.
     opt_state: of the optimizer.
     average: the moving average of params, which is what a run releases.
-    noise: what the noise remembers of earlier steps: as secret as the key.
   """
 
   step: jax.Array
   params: PyTree
   opt_state: PyTree
   average: PyTree
-  noise: PyTree = ()
 
 
 class StepFunctions(NamedTuple):
@@ -68,14 +66,12 @@ class StepFunctions(NamedTuple):
 
 
 def init_state(
-  params: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh | None = None,
-  noise: Noise | None = None,
-) -> TrainState:  # fmt: skip
+  params: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh | None = None
+) -> TrainState:
   """The state before step 0, on a mesh. The arrays are copied: a step donates them."""
   params = jax.tree.map(jnp.array, params)
   average = jax.tree.map(jnp.array, params)
-  remembered = () if noise is None else noise.init(params)
-  state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), average, remembered)
+  state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), average)
   return state if mesh is None else place(state, mesh)
 
 
@@ -92,7 +88,6 @@ def build_step(
   memory_budget: int = MEMORY_BUDGET,
   exact: bool = False,
   mesh: Mesh | None = None,
-  noise: Noise | None = None,
 ) -> StepFunctions:
   """Compiles the two halves of a step, and both in one.
 
@@ -108,7 +103,6 @@ def build_step(
     clipping: passed to `clipped_grad`.
     memory_budget: passed to `clipped_grad`.
     exact: passed to `clipped_grad`, for where neighbours may lack a unit.
-    noise: what adds it, in place of Gaussian noise of stddev that each step draws anew.
     mesh: the devices; None takes one. The number of units of a call must divide by its size.
 
   Raises:
@@ -119,7 +113,6 @@ def build_step(
   step = _Step(
     loss, optimizer, clip_norm, stddev, expected_batch_size, ema, engine, clipping, memory_budget,
     exact, one_device() if mesh is None else mesh,
-    noise or (None if clip_norm is None else independent(stddev)),
   )  # fmt: skip
   return StepFunctions(
     jax.jit(step.zeros),
@@ -144,7 +137,6 @@ class _Step:
   memory_budget: int
   exact: bool
   mesh: Mesh
-  noise: Noise | None
 
   def zeros(self, params: PyTree) -> Compensated:
     return collectives.spread_zeros(params, self.mesh)
@@ -188,15 +180,15 @@ class _Step:
 
   def finish(self, state: TrainState, total: Compensated, key: jax.Array) -> TrainState:
     pair = collectives.combined(total, state.params, self.mesh, self.clip_norm)
-    if self.noise is None:
-      noised, remembered = pairs.collapse(pair), state.noise
+    if self.clip_norm is None:
+      noised = pairs.collapse(pair)
     else:
-      noised, remembered = self.noise.update(pair, state.noise, key)
+      noised = add_noise(pair, self.stddev, key)
     mean = jax.tree.map(lambda x: x / self.expected_batch_size, noised)
     updates, opt_state = self.optimizer.update(mean, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     average = update_average(state.average, params, self.ema, state.step)
-    after = TrainState(state.step + 1, params, opt_state, average, remembered)
+    after = TrainState(state.step + 1, params, opt_state, average)
     return jax.lax.with_sharding_constraint(after, shardings_of(after, self.mesh))
 
   def whole(

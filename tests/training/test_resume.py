@@ -13,8 +13,8 @@ from support import STEPS, key_file, lines, small_config
 
 from dp_jax.training import loop
 from dp_jax.training.checkpoints import run_key as keys_module
+from dp_jax.training.checkpoints.checkpoint import delete_keys
 from dp_jax.training.checkpoints.run_key import environment
-from dp_jax.training.checkpoints.secret_items import delete_keys
 from dp_jax.training.run import train
 
 STATE = "release/params.safetensors"

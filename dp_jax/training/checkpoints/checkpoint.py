@@ -1,10 +1,9 @@
 """Checkpoints by orbax, from which the same command goes on, bit for bit.
 
-Each holds the state, the secret key and what the noise remembers as items of their own, whether
-that key is a test key, and a fingerprint of what must not change. A resumed run draws the same
-batches and the same noise. Under a changed mechanism, model or data that would add old noise to a
-new gradient, and the difference of the two would reveal it; so it is refused, with each difference
-named.
+Each holds the state, the secret key as an item of its own, whether that key is a test key, and a
+fingerprint of what must not change. A resumed run draws the same batches and the same noise. Under
+a changed mechanism, model or data that would add old noise to a new gradient, and the difference
+of the two would reveal it; so it is refused, with each difference named.
 """
 
 import contextlib
@@ -20,12 +19,13 @@ import orbax.checkpoint as ocp
 
 from dp_jax.errors import UserError
 from dp_jax.privacy.master_key import MasterKey
-from dp_jax.training.checkpoints import secret_items
 from dp_jax.training.checkpoints.integrity import seal, state_sums
 from dp_jax.training.checkpoints.workdir import compare
 from dp_jax.training.step import TrainState
 
 BEST = "best"
+# Keys on their way out; orbax does not take the name for that of a checkpoint.
+_REMOVED = ".removed_keys_"
 # Of these metrics less is better.
 _LOWER = ("loss", "calibration_error", "perplexity")
 
@@ -98,20 +98,16 @@ class Checkpoints:
       OSError: if this one or the one before could not be written; those that were are intact.
     """
     about = {
-      "test_key": key.is_test, "key_digest": key.digest(), "sums": state_sums(_shown(state)),
+      "test_key": key.is_test, "key_digest": key.digest(), "sums": state_sums(state),
       "environment": self._environment,
     }  # fmt: skip
-    if secret_items.remembers(state):
-      about["noise_sums"] = state_sums(state.noise)
     about["seal"] = seal(self._fingerprint, about)
     items = {
-      "state": ocp.args.StandardSave(_shown(state)),
+      "state": ocp.args.StandardSave(state._asdict()),
       "keys": ocp.args.JsonSave({"secret": key.secret.hex()}),
       "about": ocp.args.JsonSave(about),
       "fingerprint": ocp.args.JsonSave(self._fingerprint),
     }
-    if secret_items.remembers(state):
-      items[secret_items.NOISE] = ocp.args.StandardSave(state.noise)
     with self._writing():
       self._manager.save(step, args=ocp.args.Composite(**items))
 
@@ -214,11 +210,8 @@ class Checkpoints:
         " Going on would put old noise on new gradients. Use a new workdir."
       )
     state, key = self._read_state(step, like)
-    if state_sums(_shown(state)) != about["sums"]:
+    if state_sums(state) != about["sums"]:
       raise _Damaged("its arrays were changed")
-    remembered = key is not None and secret_items.remembers(state)
-    if remembered and state_sums(state.noise) != about.get("noise_sums"):
-      raise _Damaged("what its noise remembers was changed")
     if key is not None:
       key = MasterKey(key.secret, about["test_key"])
       if key.digest() != about["key_digest"]:
@@ -227,27 +220,22 @@ class Checkpoints:
     return Restored(state, key, about["key_digest"], about["test_key"], environment)
 
   def _read_state(self, step: int, like: TrainState) -> tuple[TrainState, MasterKey | None]:
-    shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, _shown(like))
+    shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like._asdict())
     wanted: dict[str, Any] = {"state": ocp.args.StandardRestore(shapes)}
     has_key = (self._path / str(step) / "keys").exists()
     if has_key:
       wanted["keys"] = ocp.args.JsonRestore()
-    if has_key and secret_items.remembers(like):
-      noise = jax.tree.map(ocp.utils.to_shape_dtype_struct, like.noise)
-      wanted[secret_items.NOISE] = ocp.args.StandardRestore(noise)
     try:
       items = self._manager.restore(step, args=ocp.args.Composite(**wanted))
       key = MasterKey(bytes.fromhex(items["keys"]["secret"])) if has_key else None
-      # Without a key no step is left, and nothing needs to be remembered.
-      noise = items[secret_items.NOISE] if secret_items.NOISE in wanted else like.noise
-      return TrainState(**items["state"], noise=noise), key
+      return TrainState(**items["state"]), key
     except Exception as error:
       if not has_key or step < self._fingerprint["mechanism"]["steps"]:
         raise _Damaged(type(error).__name__) from error
     # After the last step the key is only to be deleted, and half of it may be gone already.
     try:
       args = ocp.args.Composite(state=wanted["state"])
-      return TrainState(**self._manager.restore(step, args=args)["state"], noise=like.noise), None
+      return TrainState(**self._manager.restore(step, args=args)["state"]), None
     except Exception as error:
       raise _Damaged(type(error).__name__) from error
 
@@ -284,11 +272,6 @@ class Checkpoints:
       self._best.close()
 
 
-def _shown(state: TrainState) -> dict[str, Any]:
-  """The state without what the noise remembers."""
-  return {name: value for name, value in state._asdict().items() if name != secret_items.NOISE}
-
-
 class _Damaged(Exception):
   """A checkpoint is not as it was saved."""
 
@@ -299,3 +282,17 @@ def _manager(path: Path, options: ocp.CheckpointManagerOptions) -> ocp.Checkpoin
     shutil.rmtree(left)
   options.enable_async_checkpointing = True
   return ocp.CheckpointManager(path.absolute(), options=options)
+
+
+def delete_keys(path: Path) -> None:
+  """Removes the secret key from every checkpoint, once the last step is saved.
+
+  Whoever holds it and the released parameters could take the noise away again. The file is
+  removed, not overwritten: what the disk keeps of removed files is beyond this program.
+  """
+  # Each is moved away whole before it is removed: half of a key could not be read.
+  for keys in path.glob("*/keys"):
+    keys.rename(path / f"{_REMOVED}{keys.parent.name}")
+  for removed in path.glob(f"{_REMOVED}*"):
+    with contextlib.suppress(FileNotFoundError):
+      shutil.rmtree(removed)

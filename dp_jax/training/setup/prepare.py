@@ -17,7 +17,6 @@ from dp_jax.data.views import Views
 from dp_jax.errors import UserError
 from dp_jax.gradients.engines.dispatch import engine_for
 from dp_jax.gradients.noise.jax_keys import GENERATOR
-from dp_jax.gradients.noise.transform import Noise
 from dp_jax.gradients.optimizers import make_optimizer, make_schedule
 from dp_jax.gradients.per_unit import check_loss
 from dp_jax.models.functional import Arrays
@@ -67,8 +66,6 @@ class Run:
     privacy: the target, or None without privacy.
     mechanism: what is run and accounted; its noise is zero without privacy. Of a solver it is the
       one release that all of its releases amount to.
-    noise: what adds it to each sum; None is Gaussian noise that each step draws anew, as the
-      mechanism accounts for it. Whoever puts another one here accounts for it.
     solving: the solver that takes the place of the training loop, or None.
     public_features: what solver.public_features names, or None.
     optimizer: of the noised mean gradient.
@@ -104,7 +101,6 @@ class Run:
   warnings: tuple[str, ...]
   ancestry: Lineage
   code: dict[str, Any]
-  noise: Noise | None = None
   solving: Solving | None = None
   public_features: PublicFeatures | None = None
 
@@ -218,7 +214,7 @@ def prepare(config: Config, given: Given = NOTHING) -> Run:
     {**spec.task, "taken_from_the_source": assumed, "first_records": FACT,
      **({"code": code} if code else {}),
      **data_facts(config, loader), **_of_public(public)}, warnings,
-    behind, code, None, solving, public,
+    behind, code, solving, public,
   )  # fmt: skip
   if solving is None:
     _check_units_apart(run)
