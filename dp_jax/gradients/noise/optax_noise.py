@@ -1,0 +1,108 @@
+"""A `Noise` as the first transform of an optax chain: its state then holds the key too."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from dp_jax.errors import UserError
+from dp_jax.gradients.compensated import Compensated
+from dp_jax.gradients.noise.add_noise import check_key, float32_pair, is_tracing
+from dp_jax.gradients.noise.key_state import own_copy, same_for_one_sum, stand_in
+from dp_jax.gradients.noise.transform import Noise, independent
+from dp_jax.gradients.optax_guards import (
+  Shapes,
+  ShapesSeen,
+  check_injected,
+  check_whole,
+  check_wrappers,
+  shapes_of,
+)
+
+PyTree = Any
+
+# What a chain should start with, for messages.
+_START = "dp_jax.gaussian_noise(stddev, key), optax.scale(1 / expected_batch_size)"
+
+
+class NoiseState(NamedTuple):
+  """State of `gaussian_noise`; secret.
+
+  Attributes:
+    key: the typed key of the run; step t draws from fold_in(key, t).
+    count: int32[], the number of releases so far.
+    noise: what the noise keeps from one release to the next; () if it keeps nothing.
+  """
+
+  key: jax.Array
+  count: jax.Array  # type: ignore[assignment]  # the name optax uses
+  noise: PyTree = ()
+
+
+def gaussian_noise(stddev: float, key: jax.Array) -> optax.GradientTransformation:
+  """An optax transform that adds noise to the sum of clipped gradients; put it first in a chain.
+
+  The updates that it takes are the sum over the units of one logical batch, as `clipped_grad`
+  returns it (plain or a `Compensated` pair). Divide by the public expected batch size after it.
+
+  Args:
+    stddev: noise_multiplier * clip_norm, a Python number.
+    key: one typed key, never used elsewhere.
+
+  Returns:
+    A GradientTransformation with a `NoiseState`. The key enters the state in `init`, as a copy, so
+    that the state may be donated. `init` must not be compiled: a key that is closed over by a
+    jitted function ends up in its executable, and so in the compilation cache on disk. Its shapes
+    may be asked for (`jax.eval_shape`). Every state that it gives has the same key: for another
+    model, or another run, make another transform. Nobody but you may see the state.
+
+  Raises:
+    ValueError: if stddev or key cannot serve; from `init`, if it is compiled (jit, scan) or under
+      vmap; from `update`, if the shapes are not those of the parameters; from both, if a wrapper of
+      optax stands around it that `dp_jax.gradients.optax_api` does not list.
+  """
+  check_injected()
+  return as_optax(independent(stddev), key)
+
+
+def as_optax(noise: Noise, key: jax.Array) -> optax.GradientTransformation:
+  """An optax transform that adds this noise; all else as of `gaussian_noise`."""
+  check_injected()
+  check_key(key)
+  seen = ShapesSeen()
+
+  def init(params: PyTree) -> NoiseState:
+    check_whole(params)
+    check_wrappers(_START)
+    seen.remember(params)
+    state_key = stand_in(key) if is_tracing() else own_copy(key, params)
+    return NoiseState(state_key, jnp.zeros((), jnp.int32), noise.init(params))
+
+  def update(updates: PyTree, state: NoiseState, params: PyTree = None) -> Any:
+    check_whole(updates)
+    check_wrappers(_START)
+    _check_sum(updates, seen.expected(params))
+    leaves = [jnp.asarray(x) for x in jax.tree.leaves(updates)]
+    step_key = jax.random.fold_in(same_for_one_sum(state.key, leaves), state.count)
+    noised, kept = noise.update(float32_pair(updates), state.noise, step_key)
+    return noised, NoiseState(state.key, state.count + 1, kept)
+
+  return optax.GradientTransformation(init, update)
+
+
+def _check_sum(updates: PyTree, expected: set[Shapes] | None) -> None:
+  """Refuses per-example gradients, whose noised rows would each be released."""
+  got = shapes_of(updates.sum if isinstance(updates, Compensated) else updates)
+  if expected is None or got in expected:
+    return
+  if not expected:
+    raise UserError(
+      "update needs the parameters, to see that the updates are a sum over units and not"
+      " per-example gradients: call update(total, state, params)."
+    )
+  raise UserError(
+    "a transform that adds noise takes the sum over units that clipped_grad returns, with the"
+    f" shapes of the parameters; got {got}, the parameters have {' or '.join(map(str, expected))}."
+    " For per-example gradients use differentially_private_aggregate."
+  )
