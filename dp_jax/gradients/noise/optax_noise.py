@@ -32,12 +32,24 @@ class NoiseState(NamedTuple):
   Attributes:
     key: the typed key of the run; step t draws from fold_in(key, t).
     count: int32[], the number of releases so far.
-    noise: what the noise keeps from one release to the next; () if it keeps nothing.
   """
 
   key: jax.Array
   count: jax.Array  # type: ignore[assignment]  # the name optax uses
-  noise: PyTree = ()
+
+
+class KeepingNoiseState(NamedTuple):
+  """State of noise that keeps something; secret. A class of its own, so that checkpoints of
+  `NoiseState` stay what they are.
+
+  Attributes:
+    key, count: as in `NoiseState`.
+    noise: what the noise keeps from one release to the next.
+  """
+
+  key: jax.Array
+  count: jax.Array  # type: ignore[assignment]
+  noise: PyTree
 
 
 def gaussian_noise(stddev: float, key: jax.Array) -> optax.GradientTransformation:
@@ -67,26 +79,33 @@ def gaussian_noise(stddev: float, key: jax.Array) -> optax.GradientTransformatio
 
 
 def as_optax(noise: Noise, key: jax.Array) -> optax.GradientTransformation:
-  """An optax transform that adds this noise; all else as of `gaussian_noise`."""
+  """An optax transform that adds this noise; all else as of `gaussian_noise`.
+
+  Its state is a `KeepingNoiseState` if the noise keeps anything.
+  """
   check_injected()
   check_key(key)
   seen = ShapesSeen()
 
-  def init(params: PyTree) -> NoiseState:
+  def init(params: PyTree) -> NoiseState | KeepingNoiseState:
     check_whole(params)
     check_wrappers(_START)
     seen.remember(params)
     state_key = stand_in(key) if is_tracing() else own_copy(key, params)
-    return NoiseState(state_key, jnp.zeros((), jnp.int32), noise.init(params))
+    state, kept = NoiseState(state_key, jnp.zeros((), jnp.int32)), noise.init(params)
+    return KeepingNoiseState(*state, kept) if jax.tree.leaves(kept) else state
 
-  def update(updates: PyTree, state: NoiseState, params: PyTree = None) -> Any:
+  def update(updates: PyTree, state: Any, params: PyTree = None) -> Any:
     check_whole(updates)
     check_wrappers(_START)
     _check_sum(updates, seen.expected(params))
     leaves = [jnp.asarray(x) for x in jax.tree.leaves(updates)]
     step_key = jax.random.fold_in(same_for_one_sum(state.key, leaves), state.count)
-    noised, kept = noise.update(float32_pair(updates), state.noise, step_key)
-    return noised, NoiseState(state.key, state.count + 1, kept)
+    keeps = isinstance(state, KeepingNoiseState)
+    kept = state.noise if keeps else ()
+    noised, kept = noise.update(float32_pair(updates), kept, step_key)
+    after = state._replace(count=state.count + 1)
+    return noised, after._replace(noise=kept) if keeps else after
 
   return optax.GradientTransformation(init, update)
 
