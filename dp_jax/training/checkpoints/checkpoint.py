@@ -105,7 +105,7 @@ class Checkpoints:
     """
     public, noise = _parts(state)
     about = {
-      "test_key": key.is_test, "key_digest": key.digest(), "sums": state_sums(public),
+      "test_key": key.is_test, "key_digest": key.digest(), "sums": state_sums(state._replace(noise=())),
       "environment": self._environment,
     }  # fmt: skip
     about["seal"] = seal(self._fingerprint, about)
@@ -221,7 +221,7 @@ class Checkpoints:
         " Going on would put old noise on new gradients. Use a new workdir."
       )
     state, key = self._read_state(step, like)
-    if state_sums(_parts(state)[0]) != about["sums"]:
+    if state_sums(state._replace(noise=())) != about["sums"]:
       raise _Damaged("its arrays were changed")
     if key is not None:
       key = MasterKey(key.secret, about["test_key"])
