@@ -105,7 +105,8 @@ class Checkpoints:
     """
     public, noise = _parts(state)
     about = {
-      "test_key": key.is_test, "key_digest": key.digest(), "sums": state_sums(state._replace(noise=())),
+      "test_key": key.is_test, "key_digest": key.digest(),
+      "sums": state_sums(state._replace(noise=())),  # of what is secret, a checksum is too
       "environment": self._environment,
     }  # fmt: skip
     about["seal"] = seal(self._fingerprint, about)
