@@ -10,7 +10,8 @@ if TYPE_CHECKING:
   from dp_jax.gradients.clipping import ClippedGrad, clipped_grad
   from dp_jax.gradients.compensated import Compensated
   from dp_jax.gradients.ghost.explain import explain
-  from dp_jax.gradients.noise.add_noise import add_noise, gaussian_noise
+  from dp_jax.gradients.noise.add_noise import add_noise
+  from dp_jax.gradients.noise.optax_noise import gaussian_noise
   from dp_jax.gradients.optax_api import (
     differentially_private_aggregate,
     dp_adam,
@@ -47,7 +48,7 @@ _EXPORTS = {
   "dp_lamb": "gradients.optax_api",
   "dp_sgd": "gradients.optax_api",
   "explain": "gradients.ghost.explain",
-  "gaussian_noise": "gradients.noise.add_noise",
+  "gaussian_noise": "gradients.noise.optax_noise",
   "load_release": "training.release",
   "train": "training.run",
 }

@@ -56,7 +56,7 @@ from dp_jax.errors import UserError
 from dp_jax.gradients.clipping import check_clip_norm
 from dp_jax.gradients.engines.dispatch import clip_and_sum
 from dp_jax.gradients.engines.styles import make_rule
-from dp_jax.gradients.noise.add_noise import NoiseState, gaussian_noise
+from dp_jax.gradients.noise.optax_noise import NoiseState, gaussian_noise
 from dp_jax.gradients.optax_guards import (
   Shapes,
   ShapesSeen,

@@ -240,6 +240,7 @@ def _loop(run: Run, workdir: WorkDir, key: MasterKey, board: Board | None = None
     memory_budget=run.config.train.memory_budget,
     exact=run.mechanism.adjacency == "add_or_remove_one",
     mesh=run.mesh,
+    noise=run.noise,
   )
   environments = "; ".join(sorted(set(gather(environment()))))
   here = for_environment(key, f"{environments}, {describe(run.mesh)}")

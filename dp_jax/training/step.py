@@ -21,7 +21,7 @@ from dp_jax.gradients.clipping import MEMORY_BUDGET, clipped_grad
 from dp_jax.gradients.compensated import Compensated
 from dp_jax.gradients.engines.dispatch import ClipAux, LossFn
 from dp_jax.gradients.engines.styles import StyleName
-from dp_jax.gradients.noise.add_noise import add_noise
+from dp_jax.gradients.noise.transform import NO_NOISE, MakeNoise, Noise, independent
 from dp_jax.gradients.optimizers import update_average
 from dp_jax.gradients.per_unit import check_loss
 from dp_jax.parallel import collectives
@@ -38,12 +38,14 @@ class TrainState(NamedTuple):
     params: the trained parameters.
     opt_state: of the optimizer.
     average: the moving average of params, which is what a run releases.
+    noise: what the noise keeps for later steps, as secret as the key; () if it keeps nothing.
   """
 
   step: jax.Array
   params: PyTree
   opt_state: PyTree
   average: PyTree
+  noise: PyTree = ()
 
 
 class StepFunctions(NamedTuple):
@@ -66,12 +68,14 @@ class StepFunctions(NamedTuple):
 
 
 def init_state(
-  params: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh | None = None
-) -> TrainState:
+  params: PyTree, optimizer: optax.GradientTransformation, mesh: Mesh | None = None,
+  noise: Noise = NO_NOISE,
+) -> TrainState:  # fmt: skip
   """The state before step 0, on a mesh. The arrays are copied: a step donates them."""
   params = jax.tree.map(jnp.array, params)
   average = jax.tree.map(jnp.array, params)
-  state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), average)
+  kept = jax.tree.map(jnp.array, noise.init(params))
+  state = TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params), average, kept)
   return state if mesh is None else place(state, mesh)
 
 
@@ -88,6 +92,7 @@ def build_step(
   memory_budget: int = MEMORY_BUDGET,
   exact: bool = False,
   mesh: Mesh | None = None,
+  noise: MakeNoise = independent,
 ) -> StepFunctions:
   """Compiles the two halves of a step, and both in one.
 
@@ -104,6 +109,7 @@ def build_step(
     memory_budget: passed to `clipped_grad`.
     exact: passed to `clipped_grad`, for where neighbours may lack a unit.
     mesh: the devices; None takes one. The number of units of a call must divide by its size.
+    noise: from stddev; not called without privacy.
 
   Raises:
     ValueError: if only one of clipping and noise is left out.
@@ -111,8 +117,9 @@ def build_step(
   if (clip_norm is None) != (stddev == 0):
     raise UserError(f"clip_norm={clip_norm!r} and stddev={stddev!r}: set both, or neither.")
   step = _Step(
-    loss, optimizer, clip_norm, stddev, expected_batch_size, ema, engine, clipping, memory_budget,
-    exact, one_device() if mesh is None else mesh,
+    loss, optimizer, clip_norm, NO_NOISE if clip_norm is None else noise(stddev),
+    expected_batch_size, ema, engine, clipping, memory_budget, exact,
+    one_device() if mesh is None else mesh,
   )  # fmt: skip
   return StepFunctions(
     jax.jit(step.zeros),
@@ -129,7 +136,7 @@ class _Step:
   loss: Callable[..., jax.Array]
   optimizer: optax.GradientTransformation
   clip_norm: float | None
-  stddev: float
+  noise: Noise
   expected_batch_size: float
   ema: float
   engine: Any
@@ -180,15 +187,12 @@ class _Step:
 
   def finish(self, state: TrainState, total: Compensated, key: jax.Array) -> TrainState:
     pair = collectives.combined(total, state.params, self.mesh, self.clip_norm)
-    if self.clip_norm is None:
-      noised = pairs.collapse(pair)
-    else:
-      noised = add_noise(pair, self.stddev, key)
+    noised, kept = self.noise.update(pair, state.noise, key)
     mean = jax.tree.map(lambda x: x / self.expected_batch_size, noised)
     updates, opt_state = self.optimizer.update(mean, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     average = update_average(state.average, params, self.ema, state.step)
-    after = TrainState(state.step + 1, params, opt_state, average)
+    after = TrainState(state.step + 1, params, opt_state, average, kept)
     return jax.lax.with_sharding_constraint(after, shardings_of(after, self.mesh))
 
   def whole(

@@ -1,9 +1,10 @@
 """Checkpoints by orbax, from which the same command goes on, bit for bit.
 
-Each holds the state, the secret key as an item of its own, whether that key is a test key, and a
-fingerprint of what must not change. A resumed run draws the same batches and the same noise. Under
-a changed mechanism, model or data that would add old noise to a new gradient, and the difference
-of the two would reveal it; so it is refused, with each difference named.
+Each holds the state, what is secret as items of its own (the key, and what the noise keeps for
+later steps), whether that key is a test key, and a fingerprint of what must not change. A resumed
+run draws the same batches and the same noise. Under a changed mechanism, model or data that would
+add old noise to a new gradient, and the difference of the two would reveal it; so it is refused,
+with each difference named.
 """
 
 import contextlib
@@ -23,8 +24,13 @@ from dp_jax.training.checkpoints.integrity import seal, state_sums
 from dp_jax.training.checkpoints.workdir import compare
 from dp_jax.training.step import TrainState
 
+PyTree = Any
+
 BEST = "best"
-# Keys on their way out; orbax does not take the name for that of a checkpoint.
+# Items that are deleted before anything is released. The key goes first: without it, what the noise
+# keeps is not read.
+_SECRETS = ("keys", "noise")
+# Those on their way out; orbax does not take the name for that of a checkpoint.
 _REMOVED = ".removed_keys_"
 # Of these metrics less is better.
 _LOWER = ("loss", "calibration_error", "perplexity")
@@ -97,14 +103,20 @@ class Checkpoints:
     Raises:
       OSError: if this one or the one before could not be written; those that were are intact.
     """
+    public, noise = _parts(state)
     about = {
-      "test_key": key.is_test, "key_digest": key.digest(), "sums": state_sums(state),
+      "test_key": key.is_test, "key_digest": key.digest(),
+      "sums": state_sums(state._replace(noise=())),  # of what is secret, a checksum is too
       "environment": self._environment,
     }  # fmt: skip
     about["seal"] = seal(self._fingerprint, about)
-    items = {
-      "state": ocp.args.StandardSave(state._asdict()),
-      "keys": ocp.args.JsonSave({"secret": key.secret.hex()}),
+    secret: dict[str, Any] = {"secret": key.secret.hex()}
+    items = {"state": ocp.args.StandardSave(public)}
+    if noise:
+      items["noise"] = ocp.args.StandardSave(noise)
+      secret["noise_sums"] = state_sums(noise)  # not in `about`, which stays
+    items |= {
+      "keys": ocp.args.JsonSave(secret),
       "about": ocp.args.JsonSave(about),
       "fingerprint": ocp.args.JsonSave(self._fingerprint),
     }
@@ -140,7 +152,7 @@ class Checkpoints:
     step = None if self._best is None else self._best.best_step()
     if self._best is None or step is None:
       return state, int(state.step)
-    shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, {"average": state.average})
+    shapes = _shapes({"average": state.average})
     args = ocp.args.Composite(state=ocp.args.StandardRestore(shapes), about=ocp.args.JsonRestore())
     try:
       items = self._best.restore(step, args=args)
@@ -210,7 +222,7 @@ class Checkpoints:
         " Going on would put old noise on new gradients. Use a new workdir."
       )
     state, key = self._read_state(step, like)
-    if state_sums(state) != about["sums"]:
+    if state_sums(state._replace(noise=())) != about["sums"]:
       raise _Damaged("its arrays were changed")
     if key is not None:
       key = MasterKey(key.secret, about["test_key"])
@@ -220,22 +232,29 @@ class Checkpoints:
     return Restored(state, key, about["key_digest"], about["test_key"], environment)
 
   def _read_state(self, step: int, like: TrainState) -> tuple[TrainState, MasterKey | None]:
-    shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, like._asdict())
-    wanted: dict[str, Any] = {"state": ocp.args.StandardRestore(shapes)}
+    public, noise = _parts(like)
+    wanted: dict[str, Any] = {"state": ocp.args.StandardRestore(_shapes(public))}
+    secret: dict[str, Any] = {}
     has_key = (self._path / str(step) / "keys").exists()
     if has_key:
-      wanted["keys"] = ocp.args.JsonRestore()
+      secret["keys"] = ocp.args.JsonRestore()
+      if noise:
+        secret["noise"] = ocp.args.StandardRestore(_shapes(noise))
     try:
-      items = self._manager.restore(step, args=ocp.args.Composite(**wanted))
+      items = self._manager.restore(step, args=ocp.args.Composite(**wanted, **secret))
       key = MasterKey(bytes.fromhex(items["keys"]["secret"])) if has_key else None
-      return TrainState(**items["state"]), key
+      if "noise" in secret:
+        like = like._replace(**items["noise"])
+        if state_sums(items["noise"]) != items["keys"]["noise_sums"]:
+          raise ValueError("what the noise keeps was changed")
+      return TrainState(**items["state"], noise=like.noise), key
     except Exception as error:
       if not has_key or step < self._fingerprint["mechanism"]["steps"]:
         raise _Damaged(type(error).__name__) from error
-    # After the last step the key is only to be deleted, and half of it may be gone already.
+    # After the last step the secrets are only to be deleted, and half of them may be gone already.
     try:
-      args = ocp.args.Composite(state=wanted["state"])
-      return TrainState(**self._manager.restore(step, args=args)["state"]), None
+      state = self._manager.restore(step, args=ocp.args.Composite(**wanted))["state"]
+      return TrainState(**state, noise=like.noise), None
     except Exception as error:
       raise _Damaged(type(error).__name__) from error
 
@@ -272,6 +291,17 @@ class Checkpoints:
       self._best.close()
 
 
+def _parts(state: TrainState) -> tuple[dict[str, Any], dict[str, Any]]:
+  """A state without what is secret, and that; the second is empty if the noise keeps nothing."""
+  public = state._asdict()
+  noise = {"noise": public.pop("noise")}
+  return public, noise if jax.tree.leaves(noise) else {}
+
+
+def _shapes(arrays: PyTree) -> PyTree:
+  return jax.tree.map(ocp.utils.to_shape_dtype_struct, arrays)
+
+
 class _Damaged(Exception):
   """A checkpoint is not as it was saved."""
 
@@ -285,14 +315,14 @@ def _manager(path: Path, options: ocp.CheckpointManagerOptions) -> ocp.Checkpoin
 
 
 def delete_keys(path: Path) -> None:
-  """Removes the secret key from every checkpoint, once the last step is saved.
+  """Removes the secret key, and what the noise keeps, once the last step is saved.
 
-  Whoever holds it and the released parameters could take the noise away again. The file is
+  Whoever holds these and the released parameters could take the noise away again. The file is
   removed, not overwritten: what the disk keeps of removed files is beyond this program.
   """
   # Each is moved away whole before it is removed: half of a key could not be read.
-  for keys in path.glob("*/keys"):
-    keys.rename(path / f"{_REMOVED}{keys.parent.name}")
+  for item in (each for name in _SECRETS for each in path.glob(f"*/{name}")):
+    item.rename(path / f"{_REMOVED}{item.parent.name}_{item.name}")
   for removed in path.glob(f"{_REMOVED}*"):
     with contextlib.suppress(FileNotFoundError):
       shutil.rmtree(removed)

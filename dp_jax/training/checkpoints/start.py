@@ -40,7 +40,7 @@ def begin(
     ValueError: if the checkpoints are of another run, or are gone while the run has released or
       reserved something, or the budget does not allow the run.
   """
-  state = init_state(run.params, run.optimizer, run.mesh)
+  state = init_state(run.params, run.optimizer, run.mesh, run.step_noise)
   if checkpoints.latest() is not None:
     begun = checkpoints.restore(state)
     done = int(begun.state.step)

@@ -15,8 +15,10 @@ from dp_jax.data.records import check_records
 from dp_jax.data.units import UnitLoader
 from dp_jax.data.views import Views
 from dp_jax.errors import UserError
+from dp_jax.gradients import compensated as pairs
 from dp_jax.gradients.engines.dispatch import engine_for
 from dp_jax.gradients.noise.jax_keys import GENERATOR
+from dp_jax.gradients.noise.transform import NO_NOISE, MakeNoise, Noise, independent
 from dp_jax.gradients.optimizers import make_optimizer, make_schedule
 from dp_jax.gradients.per_unit import check_loss
 from dp_jax.models.functional import Arrays
@@ -31,7 +33,7 @@ from dp_jax.tasks.bound import BoundTask
 from dp_jax.tasks.opening import SHAPES, open_task
 from dp_jax.training import tensorboard
 from dp_jax.training.setup.first_records import FACT, check_first_records
-from dp_jax.training.setup.given import NOTHING, Given, code_of
+from dp_jax.training.setup.given import NOTHING, Given, code_of, program_digest
 from dp_jax.training.setup.model_setup import build_model, in_compute_dtype, model_spec
 from dp_jax.training.setup.open_data import (
   check_held_out,
@@ -68,6 +70,8 @@ class Run:
       one release that all of its releases amount to.
     solving: the solver that takes the place of the training loop, or None.
     public_features: what solver.public_features names, or None.
+    noise: what a step adds to its sum, from its stddev. No configuration names another: the
+      accountant knows independent noise alone.
     optimizer: of the noised mean gradient.
     expected_batch_size: the public divisor.
     weights_digest: sha256 of the weights that the run starts from, or None.
@@ -103,6 +107,13 @@ class Run:
   code: dict[str, Any]
   solving: Solving | None = None
   public_features: PublicFeatures | None = None
+  noise: MakeNoise = independent
+
+  @property
+  def step_noise(self) -> Noise:
+    """What a step adds to its sum."""
+    steps = self.privacy is not None and self.solving is None
+    return self.noise(self.mechanism.stddev) if steps else NO_NOISE
 
   @property
   def releases(self) -> Mapping[str, Mechanism]:
@@ -133,6 +144,10 @@ class Run:
     }
     if self.code:
       content["code"] = self.code
+    if self.noise is not independent:
+      noise, key = self.step_noise, jax.random.key(0, impl=GENERATOR)
+      args = (pairs.zeros_like(self.params), noise.init(self.params), key)
+      content["noise"] = program_digest(noise.update, *args)
     # That of model.weights is in their digest.
     behind_features = self.loader.source.info.origin.get("weights_ancestry")
     if behind_features is not None:
