@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support import small_config
 
-from dp_jax.privacy import MasterKey, Mechanism, PrivacySpec, calibrate
+from dp_jax.privacy import FullBatch, MasterKey, Mechanism, Poisson, PrivacySpec, calibrate
 from dp_jax.privacy.sampling import schemes
 from dp_jax.privacy.sampling.scheme import ADD_REMOVE, Row, Scheme
 from dp_jax.statement.sentences import sampling_phrase, sampling_words
@@ -97,3 +97,16 @@ def test_a_scheme_that_is_not_listed_is_refused(monkeypatch):
     schemes.sampling_from_dict({"name": "halves"})
   with pytest.raises(ValueError, match=r"privacy\.sampling='halves' is not one of poisson"):
     small_config(privacy={"epsilon": 4.0, "delta": 1e-3, "sampling": "halves"})
+
+
+@pytest.mark.parametrize("listed", [FullBatch(), Poisson(0.01)])
+def test_a_subclass_does_not_inherit_the_accounting(listed):
+  """It would draw the same ten units in every step, and pay for random ones."""
+
+  class Favours(type(listed)):
+    def draw(self, generator, num_units, step):
+      return np.arange(10)
+
+  Mechanism(listed, 1.0, 1)
+  with pytest.raises(ValueError, match="use one of poisson, full_batch"):
+    Mechanism(Favours(**dataclasses.asdict(listed)), 1.0, 1)

@@ -9,7 +9,7 @@ from dp_accounting.privacy_accountant import NeighboringRelation as Relation
 from scipy import stats
 
 from dp_jax.privacy import FixedSize, FullBatch, Mechanism, Poisson, Stream, TruncatedPoisson
-from dp_jax.privacy.sampling.schemes import rows
+from dp_jax.privacy.sampling.schemes import rows, scheme_of
 from dp_jax.privacy.spec import ADJACENCIES
 
 NOISE, STEPS, DELTA = 2.0, 12, 1e-5
@@ -76,6 +76,45 @@ def test_event_and_epsilon_of_a_row(scheme, adjacency):
     assert mechanism.row.relation == relation
     by_hand = epsilon_by_hand(event, relation, accountant)
     assert mechanism.epsilon(DELTA) == pytest.approx(by_hand, rel=2e-4)
+
+
+# What else is accounted by: (rate of a release, steps of it, units drawn each on its own, draws).
+USE = {
+  "full_batch": (1.0, 1, False, False),
+  "poisson": (0.1, 1, True, True),
+  "truncated_poisson": (0.1, 1, False, True),
+  "fixed_size": (0.1, 1, False, True),
+  # A pass of four steps uses every unit.
+  "stream": (1.0, 4, False, False),
+}
+
+
+def test_what_a_release_uses_and_by_how_much_neighbours_differ():
+  for name, sampling in SCHEMES.items():
+    found = (sampling.tail_rate, sampling.steps_per_release, sampling.INDEPENDENT, sampling.DRAWS)
+    assert found == USE[name], name
+  for row in rows():
+    factor = 2.0 if row.adjacency == "replace_one" else 1.0
+    assert row.sensitivity_factor == factor, (row.scheme, row.adjacency)
+
+
+@pytest.mark.parametrize(
+  ("name", "setting"),
+  [
+    ("poisson", "cap"),
+    ("full_batch", "cap"),
+    ("full_batch", "sampling_rate"),
+    ("fixed_size", "cap"),
+    ("fixed_size", "sampling_rate"),
+    ("stream", "cap"),
+    ("stream", "sampling_rate"),
+  ],
+)
+def test_a_setting_that_a_scheme_does_not_use_is_refused(name, setting):
+  given = {"sampling_rate": None, "expected_batch_size": 10, "cap": None}
+  assert scheme_of(name).from_settings(given, 100).name == name
+  with pytest.raises(ValueError, match=rf"privacy\.{setting}=0\.5 has no meaning under .*{name}"):
+    scheme_of(name).from_settings({**given, setting: 0.5}, 100)
 
 
 def test_the_table_has_no_other_row():

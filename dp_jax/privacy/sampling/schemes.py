@@ -50,7 +50,10 @@ def sampling_from_dict(data: Mapping[str, Any]) -> Scheme:
 
 
 def find_row(sampling: Any, adjacency: str, accountant: str = "auto") -> Row:
-  """`Scheme.row`, of what may be no scheme."""
-  if not isinstance(sampling, SCHEMES):
+  """`Scheme.row`, of what may be no scheme.
+
+  A subclass of a scheme is another scheme: its draws need not be those that the rows account for.
+  """
+  if type(sampling) not in SCHEMES:
     raise UserError(f"sampling is {sampling!r}; use one of {', '.join(names())}")
   return sampling.row(adjacency, accountant)
