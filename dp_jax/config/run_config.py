@@ -49,9 +49,10 @@ class TaskConfig:
   """What a model is trained for.
 
   Attributes:
-    name: classification (one class a record), multilabel (several labels of yes or no), auto (by
-      the labels of the source), or "package.module:Class" of your own (`dp_jax.tasks.task.Task`).
-    kwargs: its settings. Of the first two: link, softmax or sigmoid (the sum of a binary loss for
+    name: a key of dp_jax.tasks.opening.TASKS (one class a record, or several labels of yes or no),
+      auto (by the labels of the source), or "package.module:Class" of your own
+      (`dp_jax.tasks.task.Task`).
+    kwargs: its settings. Of those in TASKS: link, softmax or sigmoid (the sum of a binary loss for
       each class), and label_smoothing, the share of a label that is spread evenly over all classes.
   """
 
