@@ -58,7 +58,8 @@ def contradictions(record: Record) -> list[str]:
     facts = facts_of(record)
   except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
     return [*found, f"mechanism: {error}"]
-  return [*found, *ledger_check.problems(facts.mechanism, record), *_copies(facts, record)]
+  of_ledger = ledger_check.problems(facts.mechanism, record)
+  return [*found, *of_ledger, *_copies(facts, record), *_lists(facts, record)]
 
 
 def differences(record: Record) -> list[str]:
@@ -69,7 +70,6 @@ def differences(record: Record) -> list[str]:
     found = [
       *_differences(record, rebuilt),
       *_bounds(record),
-      *_lists(record),
       *ledger_check.budget_problems(Ledger.from_list(record["releases"]), record["unit"]),
     ]
   except ValueError as error:
@@ -182,9 +182,9 @@ def _bounds(record: Record) -> Iterator[str]:
     yield f"epsilon is {epsilon}, more than a thousandth below the target of {target}"
 
 
-def _lists(record: Record) -> Iterator[str]:
+def _lists(facts: ReleaseFacts, record: Record) -> Iterator[str]:
   """Lists that may say more than is derived, but not less; and the versions."""
-  for item in privacy_json.not_covered(facts_of(record)):
+  for item in privacy_json.not_covered(facts):
     if item not in record["not_covered"]:
       yield f"not_covered leaves out: {item}"
   version = record["software"]["dp-accounting"]
