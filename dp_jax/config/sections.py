@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from dp_jax.errors import UserError
-from dp_jax.files.code import Arguments
+from dp_jax.files.code import Arguments, tuples
 
 # Metadata of a field: None leaves it out, though it is never None itself.
 LEFT_OUT = "left_out"
@@ -87,19 +87,12 @@ def _convert(hint: Any, value: Any, where: str) -> Any:
   if origin in (Mapping, dict):
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
       raise UserError(f"{where} must be a dictionary from names to values, got {value!r}.")
-    return Arguments({key: _tuples(item) for key, item in value.items()})
+    return Arguments({key: tuples(item) for key, item in value.items()})
   if origin is tuple:
     if not isinstance(value, list | tuple):
       raise UserError(f"{where} must be a sequence, got {value!r}.")
     return tuple(_convert(args[0], item, where) for item in value)
   return _convert_scalar(hint, value, where)
-
-
-def _tuples(value: Any) -> Any:
-  """Lists as tuples, as Python code has them."""
-  if isinstance(value, Mapping):
-    return {key: _tuples(item) for key, item in value.items()}
-  return tuple(map(_tuples, value)) if isinstance(value, list | tuple) else value
 
 
 def _convert_scalar(hint: type, value: Any, where: str) -> Any:

@@ -27,6 +27,13 @@ class Arguments(dict[str, Any]):
     return hash(tuple(sorted((name, repr(value)) for name, value in self.items())))
 
 
+def tuples(value: Any) -> Any:
+  """Lists as tuples, as Python code has them, where JSON has lists."""
+  if isinstance(value, Mapping):
+    return {key: tuples(item) for key, item in value.items()}
+  return tuple(map(tuples, value)) if isinstance(value, list | tuple) else value
+
+
 def load_callable(name: str) -> Callable[..., Any]:
   """Imports what "package.module:function" names: a function or a class.
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from dp_jax.errors import UserError
-from dp_jax.files.code import load_callable, signature_of
+from dp_jax.files.code import load_callable, signature_of, tuples
 from dp_jax.models.feature_head import FeatureHead
 from dp_jax.models.linear import Linear
 from dp_jax.models.vision import vit
@@ -90,8 +90,8 @@ class ModelSpec:
       # The generator is named, so that a process with another default draws the same values.
       "rngs": nnx.Rngs(jax.random.key(seed, impl="threefry2x32")),
     }
-    facts = {name: _tuples(value) for name, value in self.task.items() if name in names}
-    sizes = {name: _tuples(value) for name, value in self.kwargs.items()}
+    facts = {name: tuples(value) for name, value in self.task.items() if name in names}
+    sizes = {name: tuples(value) for name, value in self.kwargs.items()}
     return make(**facts, **{k: v for k, v in given.items() if k in names}, **sizes)
 
   def check(self) -> None:
@@ -161,7 +161,3 @@ def _names(name: str, make: Callable[..., Any]) -> set[str]:
   """What may be given to a constructor."""
   of_tasks = ("input_shape", "num_classes")
   return {*_signature(make).parameters, *((*_GIVEN, *of_tasks) if name in MODELS else ())}
-
-
-def _tuples(value: Any) -> Any:
-  return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -14,7 +14,7 @@ from dp_jax.evaluation.label_metrics import RANKS, label_details, label_rows, la
 from dp_jax.evaluation.predictions import PredictionTable
 from dp_jax.tasks.classification import Classification
 from dp_jax.tasks.labels import YesNoLabels
-from dp_jax.tasks.task import Model, Unit
+from dp_jax.tasks.task import Unit
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,12 +44,8 @@ class MultiLabel(Classification):
     means = jnp.where(known, losses, 0.0).sum(axis=-1) / count
     return means, unit["record_mask"] & known.any(axis=-1)
 
-  def predict(self, model: Model, inputs: jax.Array) -> jax.Array:
-    """The probability of yes, float32[N, num_classes], of raw inputs [N, *input_shape]."""
-    return super().predict(model, inputs)
-
   def probabilities(self, logits: jax.Array) -> jax.Array:
-    """Those of `predict`, from logits float32[N, num_classes]."""
+    """The probability of yes, from logits float32[N, num_classes]."""
     return jax.nn.sigmoid(logits)
 
   def scores(self, logits: jax.Array) -> jax.Array:

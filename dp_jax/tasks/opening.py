@@ -133,16 +133,17 @@ def task_of(spec: ModelSpec) -> Task:
   Raises:
     ValueError: if the header describes none.
   """
-  facts = dict(spec.task)
   try:
-    kind = MultiLabel if facts["multilabel"] else Classification
-    return _built_in(kind, facts, tuple(facts["class_names"]), {})
+    return _of_facts(spec.task, {})
   except (KeyError, TypeError, ValueError) as error:
     raise UserError(f"the weights do not describe their task: {error!r}.") from error
 
 
 def build_task(model: FunctionalModel, spec: ModelSpec, **kwargs: Any) -> BoundTask:
   """The built-in task of a model's header, with other settings, bound to its structure."""
-  facts = spec.task
+  return BoundTask(model, _of_facts(spec.task, kwargs), spec)
+
+
+def _of_facts(facts: Mapping[str, Any], kwargs: Mapping[str, Any]) -> Classification:
   kind = MultiLabel if facts["multilabel"] else Classification
-  return BoundTask(model, _built_in(kind, facts, tuple(facts["class_names"]), kwargs), spec)
+  return _built_in(kind, facts, tuple(facts["class_names"]), kwargs)

@@ -26,6 +26,7 @@ from dp_jax.data.sources.source import (
   Source,
   SourceInfo,
   no_column,
+  one_by_one,
   shortened,
 )
 from dp_jax.errors import UserError
@@ -251,11 +252,7 @@ class Records:
 
   def gather(self, indices: np.ndarray) -> Iterator[Record | RecordError]:
     """The records at `indices` (int64[n]), with the error in place of an unreadable one."""
-    for index in map(int, indices):
-      try:
-        yield self[index]
-      except RecordError as error:
-        yield error
+    return one_by_one(self, indices)
 
   def column(self, name: str) -> np.ndarray:
     """What every record has under a name, as strings; "" where it has no number or string.

@@ -13,7 +13,14 @@ import numpy as np
 
 from dp_jax.data.sources.images import ImageDecoder, ImageOptions
 from dp_jax.data.sources.options import Context
-from dp_jax.data.sources.source import DataError, Record, RecordError, SourceInfo, no_column
+from dp_jax.data.sources.source import (
+  DataError,
+  Record,
+  RecordError,
+  SourceInfo,
+  no_column,
+  one_by_one,
+)
 from dp_jax.errors import UserError
 from dp_jax.files.ordinary import sample_digest
 
@@ -137,15 +144,8 @@ class FolderSource:
     }
 
   def gather(self, indices: np.ndarray) -> Iterator[Record | RecordError]:
-    """The records at `indices` (int64[n]), with the error in place of an unreadable one.
-
-    Each is decoded when it is asked for, so that only one is in memory beside the batch.
-    """
-    for index in indices:
-      try:
-        yield self[int(index)]
-      except RecordError as error:
-        yield error
+    """The records at `indices` (int64[n]), with the error in place of an unreadable one."""
+    return one_by_one(self, indices)
 
   def file_of(self, index: int) -> str:
     """The file of a record: for messages on public data, since names can tell of people."""

@@ -175,6 +175,18 @@ def says_nothing(source: Source, index: int) -> bool:
   return asked is not None and bool(asked(index))
 
 
+def one_by_one(source: Source, indices: np.ndarray) -> Iterator[Record | RecordError]:
+  """The records at `indices` (int64[n]), with the error in place of one that cannot be read.
+
+  Each is read when it is asked for, so that only one is in memory beside the batch.
+  """
+  for index in map(int, indices):
+    try:
+      yield source[index]
+    except RecordError as error:
+      yield error
+
+
 class ArraySource:
   """A source that holds all its records in arrays."""
 

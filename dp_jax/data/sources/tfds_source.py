@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 
 from dp_jax.data.sources.options import Context, SourceOptions
-from dp_jax.data.sources.source import DataError, Record, RecordError, SourceInfo, no_column
+from dp_jax.data.sources.source import (
+  DataError,
+  Record,
+  RecordError,
+  SourceInfo,
+  no_column,
+  one_by_one,
+)
 from dp_jax.errors import UserError
 from dp_jax.files.ordinary import sample_digest, sizes_of
 
@@ -110,13 +117,7 @@ class TfdsSource:
 
   def gather(self, indices: np.ndarray) -> list[Record | RecordError]:
     """The records at `indices` (int64[n]), with the error in place of an undecodable one."""
-    records: list[Record | RecordError] = []
-    for index in indices:
-      try:
-        records.append(self[int(index)])
-      except RecordError as error:
-        records.append(error)
-    return records
+    return list(one_by_one(self, indices))
 
   def column(self, name: str) -> np.ndarray:
     """Columns are not read from this kind of data set."""

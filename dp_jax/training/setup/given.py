@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr
 
-from dp_jax.config.run_config import Config
+from dp_jax.config.run_config import Config, ModelConfig, TaskConfig
 from dp_jax.files.code import described
 from dp_jax.models.opening import GIVEN, ModelObject
 from dp_jax.tasks.bound import BoundTask
@@ -53,15 +53,15 @@ def code_of(
     computes, a hash of the program with its constants, in which every change to the code shows.
   """
   used: dict[str, Any] = {}
-  for what, name, kwargs in (
-    ("model", config.model.name, config.model.kwargs),
-    ("task", config.task.name, config.task.kwargs),
-    ("source", config.data.source, getattr(config.data.options, "kwargs", {})),
+  for what, code in (
+    ("model", _of_section(config.model)),
+    ("task", _of_section(config.task)),
+    ("source", config.data.options.code(config.data.source)),
   ):
     if getattr(given, what) is not None:
       used[what] = {"name": GIVEN, "type": _type_name(getattr(given, what))}
-    elif is_code(name):
-      used[what] = described(name, kwargs)
+    elif code is not None:
+      used[what] = code
   if not used:
     return {}
   unit = jax.tree.map(lambda x: x[0], task.made_up_units(1, size))
@@ -75,9 +75,9 @@ def code_of(
   }
 
 
-def is_code(name: str) -> bool:
-  """Whether a name in a configuration is that of other people's code."""
-  return ":" in name and not name.startswith("tfds:")
+def _of_section(section: ModelConfig | TaskConfig) -> dict[str, Any] | None:
+  """What is recorded of the code that a section names; None where it names none."""
+  return described(section.name, section.kwargs) if ":" in section.name else None
 
 
 def program_digest(function: Callable[..., Any], *arguments: Any) -> str:

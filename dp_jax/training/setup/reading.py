@@ -13,6 +13,7 @@ from dp_jax.config.run_config import Config
 from dp_jax.config.sections import plain
 from dp_jax.data.sources.source import Source, SourceInfo
 from dp_jax.errors import UserError
+from dp_jax.files.code import tuples
 from dp_jax.models.build import ModelSpec
 from dp_jax.models.pretrained import weights
 from dp_jax.tasks.opening import SHAPES
@@ -78,7 +79,7 @@ def as_trained(spec: ModelSpec, config: Config) -> Config:
   for warning in _unlike(known, config):
     _log.warning("warning: %s", warning)
   # The shapes are checked by those who open the data.
-  new = {name: _tuples(value) for name, value in taken.items() if name in wanted}
+  new = {name: tuples(value) for name, value in taken.items() if name in wanted}
   common = {_MISSING: new.pop(_MISSING)} if _MISSING in new else {}
   options = dataclasses.replace(data.options, **new)
   return dataclasses.replace(config, data=dataclasses.replace(data, options=options, **common))
@@ -182,7 +183,3 @@ def _made_by(info: SourceInfo) -> dict[str, str]:
 
 def _split(config: Config) -> list[Any] | None:
   return config.data.options.held_out_by(config.data.seed, config.privacy.unit)
-
-
-def _tuples(value: Any) -> Any:
-  return tuple(map(_tuples, value)) if isinstance(value, list) else value
